@@ -1,0 +1,1 @@
+"""Everything that knows an engine's own code: one module an engine."""
