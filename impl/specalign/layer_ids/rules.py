@@ -9,7 +9,7 @@ on an engine's name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 from specalign.layer_ids.conventions import (
@@ -47,7 +47,8 @@ class Rule:
         shift: when 1 is added to every id.
         default_offset: None stands for the boundaries [2, n//2, n-3] + this offset; None here means that the rule has no
             default and refuses None.
-        last_is_post_norm: id n means `POST_NORM` (convention HF).
+        last_is_post_norm: the state after the last block is handed on as `POST_NORM` (whoever reads `output_hidden_states`).
+        only_n_is_last: the id n means boundary n although 1 is added to the others, and id n-1 is never captured (tokenspeed).
         minus_one_is_post_norm: the id -1 means `POST_NORM` (TensorRT-LLM).
         order: "config" keeps the order of the list, "layer" sorts (states appended while the layers run).
         duplicates: whether a state that is named twice is refused, kept twice, or kept once.
@@ -59,6 +60,7 @@ class Rule:
     shift: Shift
     default_offset: int | None = 0
     last_is_post_norm: bool = False
+    only_n_is_last: bool = False
     minus_one_is_post_norm: bool = False
     order: Order = "config"
     duplicates: Duplicates = "refuse"
@@ -115,12 +117,18 @@ class Rule:
         if ids is None:
             return self.default(n)
         checked = check_ids(ids, n, negative=self.minus_one_is_post_norm)
-        shift = self.shift_of(checked, n)
-        return self._arranged([(k, self._state(k, shift, n)) for k in checked], n)
+        return self._arranged(
+            [(k, self._checked(k, state, n)) for k, state in zip(checked, self.named(checked, n), strict=True)], n
+        )
 
-    def shift_of(self, ids: Sequence[int], num_layers: int) -> int:
-        """What the rule adds to each of `ids`: 0 or 1. No check of the ids."""
-        return _SHIFTS[self.shift](ids, num_layers)
+    def named(self, ids: Sequence[int], num_layers: int) -> tuple[State, ...]:
+        """The states that `ids` name, one for one and with no check: boundaries below 0 or above n may be among them."""
+        shift = _SHIFTS[self.shift](ids, num_layers)
+        return tuple(self._named_one(k, shift, num_layers) for k in ids)
+
+    def loses(self, k: int, num_layers: int) -> bool:
+        """The id k names an existing boundary that this rule never captures."""
+        return self.only_n_is_last and k == num_layers - 1
 
     def ids_for(self, states: Sequence[State], num_layers: int) -> tuple[int, ...]:
         """The ids that this rule turns into `states`.
@@ -131,11 +139,8 @@ class Rule:
         n = check_num_layers(num_layers)
         for shift in (0, 1):
             ids = tuple(self._id(state, shift, n) for state in states)
-            try:
-                if ids and self.states(ids, n) == tuple(states):
-                    return ids
-            except LayerIdError:
-                continue
+            if ids and self._gives(ids, tuple(states), n):
+                return ids
         raise LayerIdError(
             f"no list of layer ids gives the states {format_states(states)} under the rule {self.name!r} on {n} layers"
             f" ({self.summary}; ids {self.valid_ids(n)})"
@@ -143,33 +148,45 @@ class Rule:
 
     def valid_ids(self, num_layers: int) -> str:
         """The range of ids that the rule takes, as text for messages."""
+        if self.only_n_is_last:
+            return f"0..{num_layers - 2} and {num_layers}"
         top = num_layers - 1 if self.shift == "always" else num_layers
         if not self.reaches_n:
             top -= 1
         return f"-1..{top}" if self.minus_one_is_post_norm else f"0..{top}"
 
-    def _state(self, k: int, shift: int, n: int) -> State:
+    def _named_one(self, k: int, shift: int, n: int) -> State:
         if k == -1 and self.minus_one_is_post_norm:
             return POST_NORM
-        if k == n and self.last_is_post_norm:
-            return POST_NORM
-        boundary = k + shift
-        if not 0 <= boundary <= n:
+        if self.only_n_is_last and k == n:
+            return n
+        return POST_NORM if self.last_is_post_norm and k + shift == n else k + shift
+
+    def _checked(self, k: int, state: State, n: int) -> State:
+        if state is POST_NORM:
+            return state
+        if not 0 <= state <= n:
             raise LayerIdError(
-                f"layer id {k} is out of range: the rule {self.name!r} makes it boundary {boundary}, and a {n}-layer target has"
+                f"layer id {k} is out of range: the rule {self.name!r} makes it boundary {state}, and a {n}-layer target has"
                 f" boundaries 0..{n}; valid ids are {self.valid_ids(n)}"
             )
-        if boundary == n and not self.reaches_n:
+        if (state == n and not self.reaches_n) or self.loses(k, n):
             raise LayerIdError(
-                f"layer id {k} cannot be reached: it names boundary {n}, the stream after the last of {n} layers, and this rule"
-                f" captures only boundaries 0..{n - 1}; valid ids are {self.valid_ids(n)}"
+                f"layer id {k} cannot be reached: it names boundary {n}, the stream after the last of {n} layers, and the rule"
+                f" {self.name!r} does not capture it; valid ids are {self.valid_ids(n)}"
             )
-        return boundary
+        return state
 
     def _id(self, state: State, shift: int, n: int) -> int:
         if state is POST_NORM:
-            return -1 if self.minus_one_is_post_norm else n
-        return int(state) - shift
+            return -1 if self.minus_one_is_post_norm else n - shift
+        return n if self.only_n_is_last and state == n else state - shift
+
+    def _gives(self, ids: tuple[int, ...], states: tuple[State, ...], n: int) -> bool:
+        try:
+            return self.states(ids, n) == states
+        except LayerIdError:
+            return False
 
     def _arranged(self, pairs: Sequence[tuple[int, State]], n: int) -> tuple[State, ...]:
         kept: list[State] = []
@@ -181,7 +198,12 @@ class Rule:
                 )
             if state not in kept or self.duplicates == "keep":
                 kept.append(state)
-        return tuple(sorted(kept, key=lambda s: n + 1 if s is POST_NORM else int(s)) if self.order == "layer" else kept)
+        return tuple(in_layer_order(kept, n) if self.order == "layer" else kept)
+
+
+def in_layer_order(states: Iterable[State], num_layers: int) -> list[State]:
+    """Ascending, with `POST_NORM` after boundary n."""
+    return sorted(states, key=lambda state: num_layers + 1 if state is POST_NORM else state)
 
 
 def default_boundaries(num_layers: int) -> tuple[int, int, int]:
@@ -195,6 +217,9 @@ _ALL_RULES = (
     Rule("hf", "id k is boundary k, id n is POST_NORM", shift="never", last_is_post_norm=True),
     Rule("as_is_if_max_is_n", "boundaries if max(ids) == n, else +1 (SGLang's GPT-OSS)", shift="unless_max_is_n"),
     Rule("plus_one_if_first_is_1", "+1 if ids[0] == 1, else boundaries (SGLang's DeepSeek)", shift="if_first_is_1"),
+    Rule("hf_output", "boundary k+1, but id n-1 is POST_NORM (trainers on output_hidden_states[k+1])", "always", None, True),
+    Rule("output_n_final", "boundary k+1, but id n is boundary n and id n-1 is lost (tokenspeed)", "always", only_n_is_last=True),
+    Rule("output_or_post_norm", "boundary k+1, and id -1 is POST_NORM (TensorRT-LLM)", "always", minus_one_is_post_norm=True),
     Rule("output_default_shifted", "boundary k+1, and None is shifted too (SGLang's MiniMax-M3-VL)", "always", 1),
 )
 

@@ -1,0 +1,1 @@
+"""The command `specalign`: one module a verb. Printing happens here and nowhere below."""

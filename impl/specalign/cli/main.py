@@ -1,0 +1,62 @@
+"""Entry point of the command `specalign`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+VERBS: Final = {
+    "check": "which states each engine would capture for a draft head, and what it would get wrong",
+    "ids": "the states that bare layer ids name under every convention and engine",
+    "engines": "the engine profiles: list them, or verify them against an engine's wheel",
+}
+"""Verb → help line; the module of the same name is imported only when the verb is used."""
+
+USAGE_ERROR: Final = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `specalign` and return its exit code: 0 fine, 1 errors found, 2 unusable input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="specalign", description="Prove that two engines agree to the bit.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    wanted = next((a for a in arguments if not a.startswith("-")), None)
+    for verb, text in VERBS.items():
+        sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
+        if verb == wanted:
+            importlib.import_module(f"specalign.cli.{verb}").add_arguments(sub)
+    args = parser.parse_args(arguments)
+    if args.version:
+        print(f"specalign {importlib.metadata.version('pytest-specalign')}")
+        return 0
+    if args.verb is None:
+        parser.print_help()
+        return USAGE_ERROR
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from specalign.layer_ids.engine_tables import EngineDataError
+    from specalign.layer_ids.errors import LayerIdError
+    from specalign.layer_ids.files import InputError
+
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except (InputError, EngineDataError, LayerIdError) as error:
+        print(f"specalign {args.verb}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush stays quiet
+        return USAGE_ERROR
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
