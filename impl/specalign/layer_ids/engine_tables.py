@@ -86,7 +86,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     key = where.rpartition(": ")[2]
     if hint in (str, int, bool):
         if type(value) is not hint:
-            raise EngineDataError(f"{where} must be a {hint.__name__}, not {value!r}")
+            raise EngineDataError(f"{where} must be of type {hint.__name__}, not {value!r}")
         if hint is str and key in _CHOICES and value not in _CHOICES[key]:
             raise EngineDataError(f"{where} must be one of {', '.join(map(repr, _CHOICES[key]))}, not {value!r}")
         return value

@@ -52,19 +52,21 @@ class EngineTable:
             EngineDataError: no such engine, or no version number.
         """
         name, version = self._split(label)
-        rows = [
-            r for r in self.captures if r.engine == name and kind in r.kinds and not r.inner and _fits(architecture, r.drafts)
+        captures = [
+            row
+            for row in self.captures
+            if row.engine == name and kind in row.kinds and not row.inner and _fits(architecture, row.drafts)
         ]
-        profiled = self._nearest(name, version)
-        capture = _pick(rows, profiled, lambda row: row.families, family or "")
         drafts = [row for row in self.drafts if row.engine == name and kind in row.kinds]
-        return EngineProfile(
-            engine=name,
-            version=version,
-            profiled=profiled,
-            capture=capture,
-            draft=_pick(drafts, profiled, lambda row: row.architectures, architecture),
-        )
+
+        def at(profiled: str) -> EngineProfile:
+            capture = _pick(captures, profiled, lambda row: row.families, family or "")
+            draft = _pick(drafts, profiled, lambda row: row.architectures, architecture)
+            return EngineProfile(name, version, profiled, capture, draft)
+
+        exact = at(version)
+        whole = exact.capture is not None and (exact.draft is not None or not drafts)
+        return exact if whole or version in self.engines[name].checked else at(self._nearest(name, version))
 
     def covers(self, row: CaptureProfile | DraftProfile, version: str) -> bool:
         """The row is for that version."""
@@ -84,11 +86,7 @@ class EngineTable:
         return name, version
 
     def _nearest(self, name: str, version: str) -> str:
-        """`version` where some row of the engine covers it, else the newest checked version below it, else the oldest."""
-        rows: list[CaptureProfile | DraftProfile] = [*self.captures, *self.drafts]
-        specs = {row.versions for row in rows if row.engine == name}
-        if not version or any(_matches(version, spec) for spec in specs):
-            return version
+        """The newest checked version of the engine below `version`, else the oldest."""
         known = [v for v in self.engines[name].checked if v]
         wanted = _version(version)
         older = [v for v in known if wanted is not None and Version(v) <= wanted]

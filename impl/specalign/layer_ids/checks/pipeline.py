@@ -21,7 +21,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
         return
     start = last_stage_start(case.target.num_layers, case.pp_size)
     early = tuple(b for b in case.view.states if _is_before(b, start))
-    if not early or capture.pipeline == "forwarded":
+    if capture.pipeline == "forwarded" or not (early or capture.pipeline == "refused"):
         return
     text = {
         "last-stage-only": "sets the ids on the last stage only: states of earlier stages are never captured",
@@ -34,7 +34,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
         Severity.ERROR if checked else Severity.WARNING,
         f"the engine {text}",
         where=f"pipeline stages before block {start}",
-        how_much=f"{len(early)} of {len(case.view.states)} states: {format_states(early)}",
+        how_much=f"{len(early)} of {len(case.view.states)} states: {format_states(early)}" if early else "",
         next="serve with pipeline size 1" if checked else "compare acceptance length with pipeline size 1",
     )
 

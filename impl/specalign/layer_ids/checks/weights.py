@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.draft_config import DraftSpec
@@ -12,6 +14,14 @@ from specalign.layer_ids.view import setting
 
 _HARMLESS = ("t2d", "*.t2d", "rotary_emb.inv_freq", "*.rotary_emb.inv_freq")
 """Tensors that may be dropped: t2d is the inverse of d2t, inv_freq is computed."""
+
+_NEEDED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "eagle3": (("fc.weight", "fc.*"), ("norm.weight",), ("midlayer.*", "layers.*")),
+    "dflash": (("fc.weight", "fc.*"), ("norm.weight",), ("hidden_norm.weight",), ("layers.*",)),
+}
+"""Kind → tensors without which no engine can run such a head, each with the patterns under which it is stored."""
+
+_LONG_D2T: Final = 256
 
 
 def check_files(case: FileCase) -> Iterator[Finding]:
@@ -26,8 +36,26 @@ def check_files(case: FileCase) -> Iterator[Finding]:
             where=draft.name,
             next="put model.safetensors beside the config, or just its first megabyte as model.safetensors.header",
         )
-    elif draft.kind == "eagle3":
+        return
+    yield from _missing(draft)
+    if draft.kind == "eagle3":
         yield from _d2t(draft, case.target.vocab_size)
+
+
+def _missing(draft: DraftSpec) -> Iterator[Finding]:
+    if draft.tensors is None or not draft.tensors.complete:
+        return
+    for patterns in _NEEDED.get(draft.kind, ()):
+        unneeded = draft.flag("use_aux_hidden_state") is False and patterns[0] == "fc.weight"
+        if not unneeded and not any(_matches(name, patterns) for name in draft.tensors.tensors):
+            yield finding(
+                "weight-missing",
+                Severity.ERROR,
+                f"the file has no {patterns[0]}: engines start with random values there and say nothing",
+                where=draft.name,
+                how_much=f"{len(draft.tensors.tensors)} tensors, none called {' or '.join(patterns)}",
+                next="export the checkpoint again; if it has several files, put all of them into the folder",
+            )
 
 
 def _d2t(draft: DraftSpec, target_vocab: int | None) -> Iterator[Finding]:
@@ -49,15 +77,14 @@ def _d2t(draft: DraftSpec, target_vocab: int | None) -> Iterator[Finding]:
 
 
 def _d2t_values(d2t: Sequence[int], vocab: int) -> Iterator[Finding]:
-    absolute = len(d2t) > 1 and len(set(d2t)) == len(d2t) and all(0 <= value < vocab for value in d2t)
-    if absolute and list(d2t) != [d2t[0] + i * 0 for i in range(len(d2t))]:
-        kind = "arange" if list(d2t) == list(range(len(d2t))) else "distinct token ids"
+    if _holds_token_ids(d2t, vocab):
         yield finding(
             "d2t-absolute",
             Severity.ERROR,
-            f"d2t holds {kind}, but it must hold offsets (target token = draft token + d2t[draft token])",
+            f"d2t holds {'arange' if d2t[1] == 1 and d2t[-1] == len(d2t) - 1 else 'token ids'}, but engines read it as offsets"
+            " (target token = draft token + d2t[draft token])",
             where="d2t",
-            how_much=f"offsets would make the last draft token {len(d2t) - 1 + d2t[-1]} of {vocab}",
+            how_much=f"as offsets the last draft token would be target token {len(d2t) - 1 + d2t[-1]} of {vocab}",
             next="store d2t - arange(draft_vocab_size)",
         )
         return
@@ -71,6 +98,18 @@ def _d2t_values(d2t: Sequence[int], vocab: int) -> Iterator[Finding]:
             how_much=f"{bad[0]} + {d2t[bad[0]]} = {bad[0] + d2t[bad[0]]}, vocabulary {vocab}",
             next="check that the head belongs to this target and that d2t holds offsets",
         )
+
+
+def _holds_token_ids(d2t: Sequence[int], vocab: int) -> bool:
+    """Whether d2t lists target tokens in place of offsets.
+
+    Target tokens ascend strictly. Offsets of ascending tokens never fall, and stay equal wherever two neighbouring tokens are
+    both kept, which happens in every vocabulary of a few hundred tokens. So a strict ascent is proof where the offsets would
+    leave the vocabulary, where it is arange, and in any long table.
+    """
+    if len(d2t) < 2 or not all(0 <= a < b < vocab for a, b in itertools.pairwise(d2t)):
+        return False
+    return d2t[-1] == len(d2t) - 1 or len(d2t) - 1 + d2t[-1] >= vocab or len(d2t) >= _LONG_D2T
 
 
 def check_engine(case: EngineCase) -> Iterator[Finding]:
@@ -110,19 +149,22 @@ def _lm_head(case: EngineCase) -> Iterator[Finding]:
     draft, profile = case.draft, case.view.profile.draft
     if profile is None or draft.tensors is None or not draft.tensors.complete or draft.shape("lm_head.weight") is not None:
         return
-    small = draft.draft_vocab_size
-    random = profile.lm_head_missing == "random" or (profile.lm_head_missing == "target-unless-draft-vocab" and small is not None)
-    if random or profile.lm_head_missing == "error":
-        fate = "keeps random values: acceptance length 1.0" if random else "refuses to load"
+    small, full = draft.draft_vocab_size, draft.vocab_size
+    compressed = small is not None and full is not None and small < full
+    fate = {
+        "random": "keeps random values there: acceptance length 1.0",
+        "random-if-draft-vocab": "keeps random values there: acceptance length 1.0" if small is not None else "",
+        "target-cut": f"takes the first {small} rows of the target's, which are other tokens" if compressed else "",
+        "error": "refuses to load it",
+    }.get(profile.lm_head_missing, "")
+    if fate:
         yield case.found(
             "lm-head-missing",
             Severity.ERROR,
             f"the file has no lm_head.weight and the engine {fate}",
             where="lm_head.weight",
-            how_much=f"draft_vocab_size {small}, vocab_size {draft.vocab_size}",
-            next=case.draft_remedy(
-                "remove draft_vocab_size from the config where it equals vocab_size, so that the target's lm_head is shared"
-                if small is not None and small == draft.vocab_size
-                else "export the checkpoint with its lm_head"
-            ),
+            how_much=f"draft_vocab_size {small}, vocab_size {full}",
+            next="export the checkpoint with its lm_head"
+            if compressed
+            else "remove draft_vocab_size from the config, so that the target's lm_head is shared, or export the lm_head",
         )
