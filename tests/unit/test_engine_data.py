@@ -52,7 +52,9 @@ def test_a_wrong_rule_would_be_seen() -> None:
         ("NoSuchModel", "no_such_type", None),
     ],
 )
-def test_a_target_is_recognized_by_architecture_then_by_model_type(architecture: str, model_type: str, family: str | None) -> None:
+def test_a_target_is_recognized_by_architecture_then_by_model_type(
+    architecture: str, model_type: str, family: str | None
+) -> None:
     target = TargetSpec("t", (architecture,), (model_type,), 36, 64, None, None)
     assert load_engines().family_of(target) == family
 
@@ -78,7 +80,7 @@ def test_every_row_has_a_source_and_none_names_a_file_outside_its_project() -> N
     table = load_engines()
     for row in (*table.captures, *table.drafts):
         assert row.source
-        assert not re.search(r"/(tmp|work|home|root)/", row.source + row.note + row.remedy), row
+        assert not re.search(r"/(tmp|work|home|root)/", str(row)), row
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from specalign.cli.id_list import parse_ids
-from specalign.layer_ids.project import ProjectSettings, read_project_settings
 from specalign.layer_ids.conventions import Convention
 from specalign.layer_ids.draft_config import KINDS
 from specalign.layer_ids.files import InputError
+from specalign.layer_ids.project import ProjectSettings, read_project_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -131,6 +131,7 @@ class DraftProfile:
         target_hidden_size_null: "error" where a null there breaks the start.
         lm_head_missing, d2t, d2t_missing, unknown_weights, missing_weights: see `docs/engines.md`.
         weights: patterns of tensor names that are loaded; `weights_when`: pattern → setting that must be on for it to be loaded.
+        remedies: finding code → the engine's own flag or config key.
         served_as_eagle: what happens when the head is served with the algorithm EAGLE.
     """
 
@@ -158,7 +159,7 @@ class DraftProfile:
     weights: tuple[str, ...] = ()
     weights_when: Mapping[str, str] = dataclasses.field(default_factory=dict)
     served_as_eagle: str = ""
-    remedy: str = ""
+    remedies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specalign.layer_ids.findings import CODES, CONCERNS, finding, Severity
+from specalign.layer_ids.findings import CODES, CONCERNS, Severity, finding
 from tests.unit.checks.scenarios import SCENARIOS, Scenario
 
 
@@ -24,7 +24,9 @@ def test_the_fault_is_found_with_its_figures(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.code)
 def test_the_mended_pair_does_not_have_it(scenario: Scenario) -> None:
-    assert scenario.code not in {f.code for f in scenario.mended_report().findings if f.engine in (None, *scenario.mended_engines, scenario.engine)}
+    assert scenario.code not in {
+        f.code for f in scenario.mended_report().findings if f.engine in (None, *scenario.mended_engines, scenario.engine)
+    }
 
 
 def test_concerns_are_those_of_the_table() -> None:

@@ -35,7 +35,9 @@ def test_an_error_exits_1_and_predicts_the_very_sizes(run: Run, pair: Pair) -> N
 
 def test_all_engines_are_checked_when_none_is_named(run: Run, pair: Pair) -> None:
     labels = [e["engine"] for e in run("check", *pair(), "--format", "json").json()["engines"]]
-    assert {"sglang", "vllm", "tensorrt-llm", "eagle", "specforge", "speculators", "modelopt", "llama.cpp", "tokenspeed"} <= set(labels)
+    assert {"sglang", "vllm", "tensorrt-llm", "eagle", "specforge", "speculators", "modelopt", "llama.cpp", "tokenspeed"} <= set(
+        labels
+    )
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.code)
@@ -57,7 +59,9 @@ def test_github_annotations_escape_and_name_the_file(run: Run, pair: Pair) -> No
     lines = run("check", *pair(), "--engine", "sglang==0.5.16", "--format", "github").out.splitlines()
     assert lines
     assert all(line.startswith(("::error ", "::warning ", "::notice ")) for line in lines)
-    assert any("file=draft/config.json,title=specalign ids-shifted (sglang==0.5.16)::" in line and "%0A" in line for line in lines)
+    assert any(
+        "file=draft/config.json,title=specalign ids-shifted (sglang==0.5.16)::" in line and "%0A" in line for line in lines
+    )
 
 
 def test_an_ignored_code_does_not_count_and_is_listed(run: Run, pair: Pair) -> None:
@@ -74,14 +78,17 @@ def test_an_unknown_code_to_ignore_is_unusable_input(run: Run, pair: Pair) -> No
 
 
 def test_the_project_file_ignores_with_a_reason(run: Run, pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.specalign]\nengines = ["sglang==0.5.16"]\nignore = { "width-mismatch" = "known" }\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.specalign]\nengines = ["sglang==0.5.16"]\nignore = { "width-mismatch" = "known" }\n'
+    )
     ran = run("check", *pair())
     assert "ignored width-mismatch (sglang==0.5.16): known" in ran.out
     assert "vllm" not in ran.out
 
 
 @pytest.mark.parametrize(
-    "table", ["ignore = { ids-shifted = '' }", "ignore = ['x']", "engines = 'sglang'", "colour = 1", "ignore = { x-y = 'r' }", "a = ["]
+    "table",
+    ["ignore = { ids-shifted = '' }", "ignore = ['x']", "engines = 'sglang'", "colour = 1", "ignore = { x-y = 'r' }", "a = ["],
 )
 def test_a_wrong_project_file_is_unusable_input(run: Run, pair: Pair, tmp_path: Path, table: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.specalign]\n{table}\n")
@@ -124,7 +131,9 @@ def test_a_written_config_is_clean_for_its_engine(
     out.parent.mkdir()
     written = run("check", *folders, "--engine", engine, *options, "--write-config", out)
     assert out.exists(), written.err
-    again = run("check", out, folders[1], "--engine", engine, *(o for o in options if o not in ("--convention", "output", "boundary")))
+    again = run(
+        "check", out, folders[1], "--engine", engine, *(o for o in options if o not in ("--convention", "output", "boundary"))
+    )
     assert again.code == 0, again.out
     kept = json.loads(out.read_text())
     assert all(kept[key] == value for key, value in draft.items() if value is not None and key not in ("eagle_config", IDS))
@@ -221,7 +230,9 @@ def test_an_unknown_repository_says_how_to_fetch_it(run: Run, pair: Pair) -> Non
     assert "hf download org/head" in ran.err
 
 
-@pytest.mark.parametrize("arguments", [("--engine", "nosuch"), ("--engine", "sglang==x"), ("--pp-size", "0"), ("--flag-ids", "1,b")])
+@pytest.mark.parametrize(
+    "arguments", [("--engine", "nosuch"), ("--engine", "sglang==x"), ("--pp-size", "0"), ("--flag-ids", "1,b")]
+)
 def test_wrong_arguments_exit_2(run: Run, pair: Pair, arguments: tuple[str, ...]) -> None:
     ran = run("check", *pair(), *arguments)
     assert ran.code == 2

@@ -37,7 +37,9 @@ def test_the_default(run: Run) -> None:
     assert rows["convention BOUNDARY"]["states"] == rows["convention OUTPUT"]["states"] == [2, 18, 33]
 
 
-@pytest.mark.parametrize("arguments", [("24,x", "-n", 36), ("37", "-n", 36), ("1", "-n", 0), ("1", "-n", 36, "--family", "nosuch")])
+@pytest.mark.parametrize(
+    "arguments", [("24,x", "-n", 36), ("37", "-n", 36), ("1", "-n", 0), ("1", "-n", 36, "--family", "nosuch")]
+)
 def test_bad_ids_exit_2_with_one_line(run: Run, arguments: tuple[object, ...]) -> None:
     ran = run("ids", *arguments)
     assert ran.code == 2
@@ -47,7 +49,9 @@ def test_bad_ids_exit_2_with_one_line(run: Run, arguments: tuple[object, ...]) -
 def test_engines_list_names_every_engine(run: Run) -> None:
     ran = run("engines", "list")
     assert ran.code == 0
-    assert all(name in ran.out for name in ("sglang", "vllm", "tensorrt-llm", "llama.cpp", "speculators", "modelopt", "specforge"))
+    assert all(
+        name in ran.out for name in ("sglang", "vllm", "tensorrt-llm", "llama.cpp", "speculators", "modelopt", "specforge")
+    )
     assert "as_is_if_max_is_n" in run("engines", "list", "--engine", "sglang").out
 
 
@@ -74,7 +78,10 @@ def wheel(folder: Path, version: str, shift: int) -> Path:
 def test_drift_of_a_wheel_is_printed_and_exits_1(run: Run, tmp_path: Path) -> None:
     ran = run("engines", "verify", "--wheel", wheel(tmp_path, "0.5.16", 2))
     assert ran.code == 1
-    assert "GptOssForCausalLM set_eagle3_layers_to_capture [24, 30, 36]: the profile says [25, 31, 37], the wheel [26, 32, 38]" in ran.out
+    assert (
+        "GptOssForCausalLM set_eagle3_layers_to_capture [24, 30, 36]: the profile says [25, 31, 37], the wheel [26, 32, 38]"
+        in ran.out
+    )
 
 
 def test_setters_that_left_the_wheel_are_drift_too(run: Run, tmp_path: Path) -> None:

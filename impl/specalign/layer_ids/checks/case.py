@@ -49,7 +49,7 @@ class EngineCase:
         own = capture.remedy if capture is not None else ""
         return own or self.engine.remedies.get(self.draft.kind) or fallback
 
-    def draft_remedy(self, fallback: str) -> str:
-        """The engine's own remedy on the draft's side, or `fallback`."""
+    def draft_remedy(self, code: str, fallback: str) -> str:
+        """The engine's own remedy for a finding on the draft's side, or `fallback`."""
         draft = self.view.profile.draft
-        return draft.remedy if draft is not None and draft.remedy else fallback
+        return draft.remedies.get(code, fallback) if draft is not None else fallback

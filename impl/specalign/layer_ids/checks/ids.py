@@ -92,7 +92,7 @@ def _profile_findings(case: EngineCase) -> Iterator[Finding]:
             f"the engine cannot load a {case.draft.kind} head of the architecture {case.draft.architecture or 'that is missing'}",
             where="architectures",
             how_much=profile.draft.note,
-            next=case.draft_remedy("convert the head to an architecture that the engine knows"),
+            next=case.draft_remedy("draft-unsupported", "convert the head to an architecture that the engine knows"),
         )
     capture = profile.capture
     model = case.target.architectures[0] if case.target.architectures else ", ".join(case.target.model_types) or "unknown"
@@ -124,7 +124,7 @@ def _served_as_eagle(case: EngineCase) -> Iterator[Finding]:
         Severity.ERROR,
         f"an EAGLE3 head served with the algorithm EAGLE{': ' + effect if effect else ''}",
         where="the speculative algorithm",
-        next="serve it with the algorithm EAGLE3",
+        next=case.draft_remedy("eagle3-served-as-eagle", "serve it with the algorithm EAGLE3"),
     )
 
 
@@ -292,7 +292,7 @@ def _aux_ignored(case: EngineCase) -> Finding:
         "the config says use_aux_hidden_state: false and the engine captures boundaries all the same",
         where="use_aux_hidden_state",
         how_much=f"captured {format_states(case.view.states)}, meant [POST_NORM]",
-        next=case.draft_remedy("serve this head with an engine that honours use_aux_hidden_state"),
+        next=case.draft_remedy("aux-state-off", "serve this head with an engine that honours use_aux_hidden_state"),
     )
 
 

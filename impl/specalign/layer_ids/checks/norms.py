@@ -78,7 +78,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
             how_much=f"{str(wanted).lower()} against {str(bool(used)).lower()}",
             next=f"write {name} at {reads[0]}"
             if reads
-            else case.draft_remedy(f"use a version of the engine that applies {name}"),
+            else case.draft_remedy("norm-ignored", f"use a version of the engine that applies {name}"),
         )
     if len(case.view.norms) == 2 and profile.both_norms == "both-applied":
         yield case.found(

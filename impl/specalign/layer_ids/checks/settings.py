@@ -75,7 +75,7 @@ def _head_dim(case: EngineCase) -> Iterator[Finding]:
             "the engine computes the head size from hidden_size and ignores head_dim",
             where="head_dim",
             how_much=f"{hidden // heads} against {head_dim}",
-            next=case.draft_remedy("use a version of the engine that reads head_dim"),
+            next=case.draft_remedy("head-dim-ignored", "use a version of the engine that reads head_dim"),
         )
 
 
@@ -91,7 +91,9 @@ def _rope(case: EngineCase) -> Iterator[Finding]:
             f"the config states rope {what} at {', '.join(places)}, the engine reads {', '.join(reads) or 'none of it'}",
             where=next(iter(places)),
             how_much=f"{value} is lost",
-            next=f"write it to {reads[0]} as well" if reads else case.draft_remedy("use an engine that reads it"),
+            next=f"write it to {reads[0]} as well"
+            if reads
+            else case.draft_remedy(f"rope-{what}-ignored", "use an engine that reads it"),
         )
 
 
@@ -117,5 +119,5 @@ def _window(case: EngineCase) -> Iterator[Finding]:
             " past the window it attends to tokens that the head never saw",
             where=", ".join(ignored),
             how_much=f"window {window} against the full context",
-            next=case.draft_remedy("set the engine's own window flag for drafts, if it has one"),
+            next=case.draft_remedy("sliding-window-ignored", "set the engine's own window flag for drafts, if it has one"),
         )

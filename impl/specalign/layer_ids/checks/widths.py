@@ -95,7 +95,8 @@ def _width_source(case: EngineCase) -> Iterator[Finding]:
             where=f"{view.place or 'default'} and {view.chunks_place or 'default'}",
             how_much=f"{named} against {view.chunks}",
             next=case.draft_remedy(
-                "state the ids at one place that the engine reads for both, and num_aux_hidden_states = their number"
+                "width-source-differs",
+                "state the ids at one place that the engine reads for both, and num_aux_hidden_states = their number",
             ),
         )
 
@@ -110,7 +111,9 @@ def _load(case: EngineCase) -> Iterator[Finding]:
         "the engine builds fc for another number of features than the file holds, loading fails",
         where=f"fc.weight {list(fc)}",
         how_much=f"{view.chunks} * {view.width} = {view.fc_inputs} against {fc[1]}",
-        next=case.draft_remedy("make the number of ids that the engine reads equal to the number of chunks of fc.weight"),
+        next=case.draft_remedy(
+            "width-mismatch", "make the number of ids that the engine reads equal to the number of chunks of fc.weight"
+        ),
     )
 
 
