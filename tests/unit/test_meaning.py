@@ -91,7 +91,11 @@ def test_a_target_without_its_sizes_is_refused(config: dict[str, Any], says: str
 
 def test_a_multimodal_target_keeps_its_sizes_in_text_config() -> None:
     target = parse_target(
-        {"architectures": ["A"], "model_type": "outer", "text_config": {"model_type": "inner", "num_hidden_layers": 9, "hidden_size": 8}},
+        {
+            "architectures": ["A"],
+            "model_type": "outer",
+            "text_config": {"model_type": "inner", "num_hidden_layers": 9, "hidden_size": 8},
+        },
         name="t",
     )
     assert (target.num_layers, target.hidden_size, target.model_types) == (9, 8, ("outer", "inner"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             importlib.import_module(f"specalign.cli.{verb}").add_arguments(sub)
     args = parser.parse_args(arguments)
     if args.version:
-        print(f"specalign {importlib.metadata.version('pytest-specalign')}")
+        from importlib.metadata import version  # slow to import, and wanted here only
+
+        print(f"specalign {version('pytest-specalign')}")
         return 0
     if args.verb is None:
         parser.print_help()
