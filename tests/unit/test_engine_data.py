@@ -55,7 +55,7 @@ def test_a_wrong_rule_would_be_seen() -> None:
 def test_a_target_is_recognized_by_architecture_then_by_model_type(
     architecture: str, model_type: str, family: str | None
 ) -> None:
-    target = TargetSpec("t", (architecture,), (model_type,), 36, 64, None, None)
+    target = TargetSpec("t", (architecture,), (model_type,), 36, 64, None)
     assert load_engines().family_of(target) == family
 
 

@@ -87,7 +87,7 @@ def row_for(table: EngineTable, version: str, module: str, class_name: str, kind
     for row in table.captures:
         if row.engine == "sglang" and kind in row.kinds and key in row.classes and table.covers(row, version):
             return row
-    family = table.family_of(TargetSpec("", (class_name,), (), 1, 1, None, None))
+    family = table.family_of(TargetSpec("", (class_name,), (), 1, 1, None))
     if family is None:
         return None
     return table.profile(f"sglang=={version}", kind=kind, family=family, architecture="").capture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
 from specalign.layer_ids.conventions import Convention
@@ -13,6 +13,9 @@ from specalign.layer_ids.tensor_files import TensorFacts
 
 Kind: TypeAlias = Literal["eagle3", "dflash", "dspark", "eagle"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+LAYER_CONFIG: Final = "transformer_layer_config"
+"""Where speculators' format keeps the settings of the draft's layer; engines that read the format lift them to the top."""
 
 EAGLE3_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
@@ -90,12 +93,12 @@ class DraftSpec:
     @property
     def hidden_size(self) -> int | None:
         """Width of the draft's own residual stream, in elements."""
-        return int_or_none(self.first("hidden_size", "transformer_layer_config.hidden_size", "text_config.hidden_size"))
+        return int_or_none(self.setting("hidden_size"))
 
     @property
     def vocab_size(self) -> int | None:
         """Size of the target vocabulary that the head was made for."""
-        return int_or_none(self.first("vocab_size", "transformer_layer_config.vocab_size", "text_config.vocab_size"))
+        return int_or_none(self.setting("vocab_size"))
 
     @property
     def draft_vocab_size(self) -> int | None:
@@ -104,7 +107,11 @@ class DraftSpec:
 
     def setting(self, name: str) -> object:
         """An architecture setting of the draft's layer, also inside a speculators `transformer_layer_config`; None when unset."""
-        return self.first(name, f"transformer_layer_config.{name}", f"text_config.{name}")
+        return self.first(name, f"{LAYER_CONFIG}.{name}", f"text_config.{name}")
+
+    def states(self, places: Iterable[str]) -> bool:
+        """Some of `places` holds a value, at the top level or in the layer config of speculators' format."""
+        return first_set(self.config, [p for place in places for p in (place, f"{LAYER_CONFIG}.{place}")])[0] is not None
 
     def shape(self, *names: str) -> tuple[int, ...] | None:
         """The shape of the first of these tensors that the weight headers name (with or without a `model.` prefix)."""

@@ -65,6 +65,7 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     "state-unreachable": ("ids", "the engine never captures a state that the ids name"),
     "state-corrupt": ("ids", "what the engine captures is not the residual stream"),
     "draft-unsupported": ("ids", "the engine cannot load a head of this architecture"),
+    "draft-unprofiled": ("ids", "nobody profiled how the engine reads heads of this architecture"),
     "default-too-shallow": ("ids", "the default ids need a target of at least 7 layers"),
     "engines-disagree": ("ids", "the same files give different states on different engines"),
     "aux-state-off": ("ids", "use_aux_hidden_state is false: the head takes POST_NORM"),

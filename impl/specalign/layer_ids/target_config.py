@@ -28,7 +28,6 @@ class TargetSpec:
         num_layers: n.
         hidden_size: width of the residual stream, in elements.
         vocab_size: size of the vocabulary, or None where the config does not say.
-        max_positions: `max_position_embeddings`, or None.
     """
 
     name: str
@@ -37,7 +36,6 @@ class TargetSpec:
     num_layers: int
     hidden_size: int
     vocab_size: int | None
-    max_positions: int | None
 
 
 def parse_target(config: Mapping[str, object], *, name: str) -> TargetSpec:
@@ -57,7 +55,6 @@ def parse_target(config: Mapping[str, object], *, name: str) -> TargetSpec:
         num_layers=_positive(text, _LAYERS, name, "the number of layers", _MOST_LAYERS),
         hidden_size=_positive(text, _HIDDEN, name, "the hidden size", 1 << 24),
         vocab_size=int_or_none(text.get("vocab_size", config.get("vocab_size"))),
-        max_positions=int_or_none(text.get("max_position_embeddings")),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from specalign.layer_ids.checks import ids, norms, pipeline, settings, weights, widths
+from specalign.layer_ids.checks import ids, norms, pipeline, settings, support, weights, widths
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.findings import Finding
 
@@ -21,6 +21,7 @@ FILE_CHECKS: Final[tuple[Callable[[FileCase], Iterator[Finding]], ...]] = (
 )
 
 ENGINE_CHECKS: Final[tuple[Callable[[EngineCase], Iterator[Finding]], ...]] = (
+    support.check_engine,
     ids.check_engine,
     widths.check_engine,
     norms.check_engine,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.conventions import POST_NORM, State, format_states
-from specalign.layer_ids.draft_config import looks_like
 from specalign.layer_ids.errors import LayerIdError
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.meaning import readings
@@ -62,70 +61,13 @@ def _convention_findings(case: FileCase) -> Iterator[Finding]:
 
 def check_engine(case: EngineCase) -> Iterator[Finding]:
     """The engine's states against the ones meant."""
-    yield from _profile_findings(case)
     if case.draft.kind == "eagle":
-        yield from _served_as_eagle(case)
         return
     capture = case.view.profile.capture
     if capture is None or not capture.supported:
         return
     yield from _source_findings(case)
     yield from _state_findings(case)
-
-
-def _profile_findings(case: EngineCase) -> Iterator[Finding]:
-    profile = case.view.profile
-    if profile.profiled != profile.version:
-        yield case.found(
-            "version-unprofiled",
-            Severity.WARNING,
-            f"nobody profiled {profile.engine} {profile.version}; the facts of {profile.profiled} are used",
-            where=f"engine_data/{profile.engine}.toml",
-            next=f"run `specalign engines verify --wheel` on the wheel of {profile.version}, or check against {profile.profiled}",
-        )
-    if case.draft.kind == "eagle":
-        return
-    if profile.draft is not None and not profile.draft.supported:
-        yield case.found(
-            "draft-unsupported",
-            Severity.ERROR,
-            f"the engine cannot load a {case.draft.kind} head of the architecture {case.draft.architecture or 'that is missing'}",
-            where="architectures",
-            how_much=profile.draft.note,
-            next=case.draft_remedy("draft-unsupported", "convert the head to an architecture that the engine knows"),
-        )
-    capture = profile.capture
-    model = case.target.architectures[0] if case.target.architectures else ", ".join(case.target.model_types) or "unknown"
-    if capture is None:
-        yield case.found(
-            "target-unprofiled",
-            Severity.WARNING,
-            f"no profile says what this engine does with {case.draft.kind} ids on {model}",
-            where="the target's architectures",
-            next="read the engine's code for this model, or add a row to its file in engine_data (see CONTRIBUTING.md)",
-        )
-    elif not capture.supported:
-        yield case.found(
-            "target-unsupported",
-            Severity.ERROR,
-            f"this engine has no {case.draft.kind} capture for {model}: {capture.note or 'the model lacks the interface'}",
-            where=capture.source,
-            next=case.capture_remedy("serve this pair with an engine or version that supports it"),
-        )
-
-
-def _served_as_eagle(case: EngineCase) -> Iterator[Finding]:
-    if looks_like(case.draft) != "eagle3" or not case.serves:
-        return
-    profile = case.view.profile.draft
-    effect = profile.served_as_eagle if profile is not None else ""
-    yield case.found(
-        "eagle3-served-as-eagle",
-        Severity.ERROR,
-        f"an EAGLE3 head served with the algorithm EAGLE{': ' + effect if effect else ''}",
-        where="the speculative algorithm",
-        next=case.draft_remedy("eagle3-served-as-eagle", "serve it with the algorithm EAGLE3"),
-    )
 
 
 def _source_findings(case: EngineCase) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
-from specalign.layer_ids.draft_config import DraftSpec
+from specalign.layer_ids.draft_config import LAYER_CONFIG, DraftSpec
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.places import first_set
 
@@ -13,7 +13,7 @@ from specalign.layer_ids.places import first_set
 def rope_statements(draft: DraftSpec) -> dict[str, dict[str, object]]:
     """ "theta" and "scaling" → place → value, for every place of the config that states it."""
     found: dict[str, dict[str, object]] = {"theta": {}, "scaling": {}}
-    for prefix in ("", "transformer_layer_config.", "text_config."):
+    for prefix in ("", f"{LAYER_CONFIG}.", "text_config."):
         _, theta = first_set(draft.config, [f"{prefix}rope_theta"])
         if theta is not None:
             found["theta"][f"{prefix}rope_theta"] = theta
@@ -68,7 +68,7 @@ def _head_dim(case: EngineCase) -> Iterator[Finding]:
     head_dim, heads, hidden = draft.setting("head_dim"), draft.setting("num_attention_heads"), draft.hidden_size
     if reads is None or not isinstance(head_dim, int) or not isinstance(heads, int) or not hidden or heads < 1:
         return
-    if head_dim * heads != hidden and first_set(draft.config, reads)[0] is None:
+    if head_dim * heads != hidden and not draft.states(reads):
         yield case.found(
             "head-dim-ignored",
             Severity.ERROR,
@@ -98,7 +98,8 @@ def _rope(case: EngineCase) -> Iterator[Finding]:
 
 
 def _covers(read: str, place: str) -> bool:
-    return place == read or place.startswith(f"{read}.")
+    bare = place.removeprefix(f"{LAYER_CONFIG}.")
+    return any(p == read or p.startswith(f"{read}.") for p in (place, bare))
 
 
 def _window(case: EngineCase) -> Iterator[Finding]:
