@@ -45,6 +45,8 @@ def capture_ids(
     if ids is None:
         return Captured(error="ValueError: no ids in the config, and no default here")
     named = rule.named(ids, n)
+    if capture.exactly and len(ids) != capture.exactly:
+        return Captured(named, error=f"an error for {len(ids)} ids: it takes exactly {capture.exactly}")
     return _arrive(capture, named, tuple(state for k, state in zip(ids, named, strict=True) if rule.loses(k, n)), n)
 
 

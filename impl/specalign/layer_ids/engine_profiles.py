@@ -65,6 +65,7 @@ class CaptureProfile:
         order, duplicates: as in `Rule`; duplicates may also be "error".
         negative: what a negative id does.
         pipeline: ids on earlier pipeline stages: "last-stage-only", "forwarded", "refused", or "unchecked".
+        exactly: the only number of ids that is taken, 0 where any is.
         ids_from: config places read for capture, in order; "cli:--flag" is a flag of the engine.
         supported: False where the engine cannot capture on these targets at all.
         remedy: the engine's own flag or config key.
@@ -92,6 +93,7 @@ class CaptureProfile:
     duplicates: str = "collapse"
     negative: str = "unchecked"
     pipeline: str = "unchecked"
+    exactly: int = 0
     ids_from: tuple[str, ...] = ()
     supported: bool = True
     captured: str = ""
@@ -129,6 +131,7 @@ class DraftProfile:
         supported: False where the engine refuses heads of these architectures.
         fc_skipped_when_equal_width: fc and its norms do not run when the states are as wide as the draft.
         target_hidden_size_null: "error" where a null there breaks the start.
+        converts_speculators: configs in speculators' format are converted first, which drops nulls.
         lm_head_missing, d2t, d2t_missing, unknown_weights, missing_weights: see `docs/engines.md`.
         weights: patterns of tensor names that are loaded; `weights_when`: pattern → setting that must be on for it to be loaded.
         remedies: finding code → the engine's own flag or config key.
@@ -151,6 +154,7 @@ class DraftProfile:
     both_norms: str = ""
     fc_skipped_when_equal_width: bool = False
     target_hidden_size_null: str = ""
+    converts_speculators: bool = False
     lm_head_missing: str = ""
     d2t: str = ""
     d2t_missing: str = ""

@@ -205,7 +205,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         "target-unprofiled", "warning", {}, engine="onnxruntime-genai", engines=("onnxruntime-genai",), mended_engines=(NEW,)
     ),
     Scenario("draft-unsupported", "error", {"architectures": ["OtherEagle3Head"]}, says="OtherEagle3Head"),
-    Scenario("draft-unprofiled", "warning", {"architectures": ["OtherEagle3Head"]}, engine=VLLM, says="OtherEagle3Head"),
+    Scenario(
+        "draft-unprofiled", "warning", {"architectures": ["OtherEagle3Head"]}, engine="vllm==0.24.0", says="OtherEagle3Head"
+    ),
     Scenario(
         "version-unprofiled",
         "warning",

@@ -68,7 +68,11 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
 
 def _null_target_hidden(case: EngineCase) -> Iterator[Finding]:
     profile = case.view.profile.draft
-    if profile is None or profile.target_hidden_size_null != "error":
+    if (
+        profile is None
+        or profile.target_hidden_size_null != "error"
+        or (profile.converts_speculators and case.draft.is_speculators)
+    ):
         return
     for place in _TARGET_HIDDEN:
         if look_up(case.draft.config, place) is None:
@@ -83,7 +87,7 @@ def _null_target_hidden(case: EngineCase) -> Iterator[Finding]:
 
 def _width_source(case: EngineCase) -> Iterator[Finding]:
     view = case.view
-    if view.chunks is None or view.states == (POST_NORM,) or view.error:
+    if view.chunks is None or view.states == (POST_NORM,) or view.error or not view.named:
         return
     named = len(view.named)
     if view.chunks != named:
