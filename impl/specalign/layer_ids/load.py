@@ -28,6 +28,8 @@ def load_draft(source: str, *, kind: Kind | None = None, hub_cache: Path | None 
     """
     found = locate(source, hub_cache=hub_cache)
     tensors = read_tensor_facts(found.folder) if found.folder is not None else None
+    if tensors is not None and not tensors.tensors and not tensors.complete:
+        tensors = None  # an index alone: names without shapes, and it may be stale
     spec = parse_draft(
         read_json_object(found.config),
         name=found.name,

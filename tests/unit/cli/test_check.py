@@ -211,6 +211,17 @@ def test_an_index_naming_missing_shards_is_refused(run: Run, pair: Pair) -> None
     assert "model-00001-of-00002.safetensors" in ran.err
 
 
+def test_an_index_alone_in_the_cache_means_weights_not_read(run: Run, pair: Pair, tmp_path: Path) -> None:
+    draft, target = pair()
+    snapshot = tmp_path / "hub" / "models--org--head" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (draft / "config.json").rename(snapshot / "config.json")
+    (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"fc.weight": "model-00001-of-00001.safetensors"}}')
+    ran = run("check", snapshot, target, "--engine", "sglang==0.5.23")
+    assert ran.code == 0
+    assert "weights-not-read" in ran.out
+
+
 def test_a_lying_header_length_is_refused(run: Run, pair: Pair) -> None:
     draft, target = pair()
     (draft / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
