@@ -1,0 +1,102 @@
+# Everything a newcomer needs: `make demo`, `make test`. The rest is what CI runs, one target for each check.
+#
+# PYTHON  the interpreter that the virtual environment is made of (3.11 or newer)
+# VENV    where it goes
+# TORCH   the torch that targets with models install; no target of this version needs it
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+SGLANG_VERSIONS ?= 0.5.16 0.5.17 0.5.23
+FUZZ ?= tests/unit
+WORKERS ?= auto
+
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.stamp-run
+DEV_STAMP := $(VENV)/.stamp-dev
+
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start verify-engines wheel gpu-test gpu-bench clean
+
+help:
+	@echo "make demo            check a published draft head for every engine, and run the checks as tests"
+	@echo "make test            all CPU tests"
+	@echo "make lint types imports workflows   the static checks"
+	@echo "make faults          the public faults as mutants: each one must be found"
+	@echo "make fuzz            the property tests, 20,000 examples each"
+	@echo "make verify-engines  run the setters of real SGLang wheels against the engine profiles"
+	@echo "make wheel           build the wheel into dist/ and try it in a fresh virtual environment"
+	@echo "make bench-start     what the plugin and the command cost at start"
+	@echo "make gpu-test gpu-bench   on a machine with a GPU"
+	@echo "make clean           remove the virtual environment and everything that was built"
+
+# An old pip knows no dependency groups, so the one inside the virtual environment is renewed first.
+$(RUN_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[hypothesis,xdist]' --group test
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+demo: $(RUN_STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(RUN_STAMP)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu; status=$$?; \
+	if [ -d tests/gpu ]; then \
+		echo "GPU tests were NOT run: this is the CPU run. make gpu-test runs them, on a machine with a GPU."; \
+	else \
+		echo "GPU tests were NOT run: this version has none."; \
+	fi; \
+	exit $$status
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP)
+	$(BIN)/mypy
+
+imports: $(DEV_STAMP)
+	PYTHONPATH=impl:. $(BIN)/lint-imports
+
+workflows: $(DEV_STAMP)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --no-progress .github/workflows
+
+faults: $(RUN_STAMP)
+	$(BIN)/python -m tests.faults.table
+
+fuzz: $(RUN_STAMP)
+	SPECALIGN_HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m hypothesis -n $(WORKERS) --junit-xml=build/fuzz.xml $(FUZZ)
+
+bench-start: $(RUN_STAMP)
+	$(BIN)/python benchmarks/start.py
+
+verify-engines: $(RUN_STAMP)
+	@mkdir -p build/wheels
+	@status=0; for version in $(SGLANG_VERSIONS); do \
+		ls build/wheels/sglang-$$version-*.whl >/dev/null 2>&1 || \
+			$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels "sglang==$$version" || exit 2; \
+		echo "== sglang $$version"; \
+		$(BIN)/specalign engines verify --wheel build/wheels/sglang-$$version-*.whl || status=1; \
+	done; exit $$status
+
+wheel: $(DEV_STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist .
+	PYTHON=$(BIN)/python .ci/smoke-wheel dist/*.whl
+
+gpu-test:
+	@if [ -d tests/gpu ]; then $(MAKE) --no-print-directory $(RUN_STAMP) && $(BIN)/pytest tests/gpu; \
+	else echo "no GPU tests in this version"; fi
+
+gpu-bench:
+	@if [ -d benchmarks/gpu ]; then $(MAKE) --no-print-directory $(RUN_STAMP) && $(BIN)/python -m benchmarks.gpu; \
+	else echo "no GPU benchmarks in this version"; fi
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find impl pytest_specalign tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

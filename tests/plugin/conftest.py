@@ -1,0 +1,44 @@
+"""Fixtures that put the plugin where an installation would put it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.plugin.support import ROOT, Configure, Run, is_installed
+
+
+@pytest.fixture(scope="session")
+def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What PYTHONPATH must name for an installation: nothing where there is one, else the sources and a made-up dist-info."""
+    if is_installed():
+        return []
+    made = tmp_path_factory.mktemp("site")
+    info = made / "pytest_specalign-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-specalign\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nspecalign = specalign\n")
+    return [str(made), str(ROOT / "impl"), str(ROOT)]
+
+
+@pytest.fixture
+def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_")) or name in {"PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"}:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: None, plugin_path: list[str]) -> Run:
+    return Run(pytester, monkeypatch, plugin_path)
+
+
+@pytest.fixture
+def configure(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: None) -> Configure:
+    """Makes a config with the plugin in this process: quick, for tests about values."""
+    from pytest_specalign import plugin
+
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.plugins = [plugin]
+    return pytester.parseconfigure

@@ -1,0 +1,70 @@
+"""How these tests start pytest in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+WITHOUT_XDIST = ("-p", "no:xdist", "-p", "no:xdist.looponfail")
+
+WORKERS = [
+    pytest.param(WITHOUT_XDIST, id="one process"),
+    pytest.param(
+        ("-n2",),
+        id="xdist",
+        marks=pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed"),
+    ),
+]
+
+BLOCKER = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}} (hidden by the test)", name=name)
+
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def is_installed() -> bool:
+    """Whether an installed distribution, editable or from a wheel, names the entry point."""
+    return any(entry.value == "specalign" for entry in importlib.metadata.entry_points(group="pytest11", name="specalign"))
+
+
+@dataclasses.dataclass
+class Run:
+    """Starts pytest in a subprocess, in pytester's folder, in an environment that names none of our variables."""
+
+    pytester: pytest.Pytester
+    monkeypatch: pytest.MonkeyPatch
+    path: list[str]
+
+    def __call__(self, *args: str, **env: str) -> pytest.RunResult:
+        for name, value in env.items():
+            self.monkeypatch.setenv(name, value)
+        self.monkeypatch.setenv("PYTHONPATH", os.pathsep.join(self.path))
+        result = self.pytester.runpytest_subprocess(*args)
+        for name in env:
+            self.monkeypatch.delenv(name)
+        return result
+
+    def hide(self, *names: str) -> None:
+        """Make imports of these packages fail in the subprocess, as if they were not installed."""
+        folder = self.pytester.mkdir("hidden")
+        (folder / "sitecustomize.py").write_text(BLOCKER.format(hidden=set(names)))
+        self.path = [str(folder), *self.path]
+
+
+Configure = Callable[..., pytest.Config]
