@@ -87,7 +87,6 @@ def _check(config: pytest.Config) -> CheckReport:
     from specalign.layer_ids.files import InputError
     from specalign.layer_ids.load import load_draft, load_target
     from specalign.layer_ids.preflight import check
-    from specalign.layer_ids.project import read_project_settings
 
     draft, target = get_option(config, "draft"), get_option(config, "target")
     if draft is None or target is None:
@@ -103,12 +102,19 @@ def _check(config: pytest.Config) -> CheckReport:
             convention=Convention(convention) if convention else None,
             flag_ids=get_option(config, "flag_ids"),
             pp_size=get_option(config, "pp_size") or 1,
-            ignore=read_project_settings(config.rootpath).ignore,
+            ignore=_ignored(config),
         )
     except (InputError, EngineDataError, ValueError) as error:
         raise pytest.Collector.CollectError(f"specalign: {error}") from None
     _write(config, report)
     return report
+
+
+def _ignored(config: pytest.Config) -> dict[str, str]:
+    from specalign.layer_ids.project import read_project_settings
+
+    asked = dict.fromkeys(get_option(config, "ignore"), "asked for by --specalign-ignore")
+    return {**read_project_settings(config.rootpath).ignore, **asked}
 
 
 def _write(config: pytest.Config, report: CheckReport) -> None:

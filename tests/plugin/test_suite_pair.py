@@ -99,3 +99,9 @@ def test_ignored_codes_of_the_project_are_honoured(run: Run, pair: list[str], py
     reasons = "\n".join(f'{code} = "known"' for code in ("ids-shifted", "state-unreachable", "width-mismatch"))
     (pytester.path / "pyproject.toml").write_text(f"[tool.specalign.ignore]\n{reasons}\n[tool.pytest.ini_options]\n")
     run(*SUITE, *pair, "--specalign-engine=sglang==0.5.16").assert_outcomes(passed=GROUPS)
+
+
+def test_ignored_codes_of_the_options_are_honoured(run: Run, pair: list[str]) -> None:
+    codes = ("ids-shifted", "state-unreachable@sglang", "width-mismatch@sglang==0.5.16")
+    ignored = [f"--specalign-ignore={code}" for code in codes]
+    run(*SUITE, *pair, "--specalign-engine=sglang==0.5.16", *ignored).assert_outcomes(passed=GROUPS)
