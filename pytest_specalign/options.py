@@ -103,7 +103,10 @@ def _path(raw: str, base: Path) -> Path:
 
 def _path_or_repo_id(raw: str, base: Path) -> str:
     """A path that exists under `base` is made absolute, so that pytest may be started anywhere; `org/name` stays as it is."""
-    return str(base / raw) if (base / raw).exists() else raw
+    try:
+        return str(base / raw) if (base / raw).exists() else raw
+    except OSError as error:  # a name that is too long, say
+        raise ValueError(error.strerror or str(error)) from None
 
 
 OPTIONS = (

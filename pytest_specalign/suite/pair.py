@@ -87,6 +87,7 @@ def _check(config: pytest.Config) -> CheckReport:
     from specalign.layer_ids.files import InputError
     from specalign.layer_ids.load import load_draft, load_target
     from specalign.layer_ids.preflight import check
+    from specalign.layer_ids.project import read_project_settings
 
     draft, target = get_option(config, "draft"), get_option(config, "target")
     if draft is None or target is None:
@@ -98,7 +99,7 @@ def _check(config: pytest.Config) -> CheckReport:
         report = check(
             load_draft(draft, kind=get_option(config, "kind")).spec,
             load_target(target),
-            engines=get_option(config, "engine"),
+            engines=get_option(config, "engine") or read_project_settings(config.rootpath).engines,
             convention=Convention(convention) if convention else None,
             flag_ids=get_option(config, "flag_ids"),
             pp_size=get_option(config, "pp_size") or 1,
@@ -118,10 +119,14 @@ def _ignored(config: pytest.Config) -> dict[str, str]:
 
 
 def _write(config: pytest.Config, report: CheckReport) -> None:
+    from specalign.layer_ids.files import InputError
     from specalign.layer_ids.report import as_json
     from specalign.layer_ids.rewrite import write_json_atomically
 
     folder = get_option(config, "artifacts")
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(as_json(report), folder / "check.json")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json_atomically(as_json(report), folder / "check.json")
+        except (OSError, InputError) as error:
+            raise pytest.Collector.CollectError(f"specalign: --specalign-artifacts={folder}: {error}") from None

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from specalign.layer_ids.preflight import check
     from specalign.layer_ids.report import as_json, format_github, format_text
 
-    project = read_project_settings(Path.cwd())
+    project = read_project_settings(_current_folder())
     loaded = load_draft(args.draft, kind=args.kind)
     target = load_target(args.target)
     try:
@@ -68,6 +68,13 @@ def run(args: argparse.Namespace) -> int:
     if args.write_config is not None:
         _write_config(report, args.write_config)
     return report.exit_code
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise InputError(f"the current folder cannot be used: {error.strerror or error}; change to another one") from None
 
 
 def _ignored(codes: list[str], project: ProjectSettings) -> dict[str, str]:

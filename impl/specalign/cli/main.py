@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -47,16 +49,27 @@ def _run(args: argparse.Namespace) -> int:
     from specalign.layer_ids.errors import LayerIdError
     from specalign.layer_ids.files import InputError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 must not turn a report into a traceback
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (InputError, EngineDataError, LayerIdError) as error:
         print(f"specalign {args.verb}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush stays quiet
+    except OSError as error:
+        _discard_output()
+        if not isinstance(error, BrokenPipeError):
+            print(f"specalign {args.verb}: cannot write the report: {error.strerror or error}", file=sys.stderr)
         return USAGE_ERROR
     return code
+
+
+def _discard_output() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush stays quiet."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

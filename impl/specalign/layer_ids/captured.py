@@ -37,6 +37,8 @@ def capture_ids(
 ) -> Captured:
     """What the engine makes of `ids` (None: none were given) that it read from `place`; nothing is refused on our side."""
     n, rule = num_layers, capture.rule_for(place)
+    if ids is None and n < capture.default_needs:
+        return Captured(error=f"an error: the default needs {capture.default_needs} layers")
     if ids is None and capture.default == "rule" and rule.default_offset is not None:
         offset = rule.default_offset
         return _arrive(capture, tuple(b + offset for b in default_boundaries(n)), (), n)
@@ -45,6 +47,8 @@ def capture_ids(
     if ids is None:
         return Captured(error="ValueError: no ids in the config, and no default here")
     named = rule.named(ids, n)
+    if capture.range_checked and place != "dspark_target_layer_ids" and not all(0 <= k < n for k in ids):
+        return Captured(named, error=f"ValueError: ids must lie in 0..{n - 1}")
     if capture.exactly and len(ids) != capture.exactly:
         return Captured(named, error=f"an error for {len(ids)} ids: it takes exactly {capture.exactly}")
     return _arrive(capture, named, tuple(state for k, state in zip(ids, named, strict=True) if rule.loses(k, n)), n)

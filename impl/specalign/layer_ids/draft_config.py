@@ -17,6 +17,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 LAYER_CONFIG: Final = "transformer_layer_config"
 """Where speculators' format keeps the settings of the draft's layer; engines that read the format lift them to the top."""
 
+MOST_DRAFT_LAYERS: Final = 1000
+
 EAGLE3_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
 ID_PLACES: Final[Mapping[Kind, tuple[str, ...]]] = {
@@ -58,6 +60,7 @@ class DraftSpec:
         tensors: weight headers, or None where only the config is at hand.
         d2t: the values of the `d2t` tensor, or None where they cannot be read.
         pickles: weight files that are pickles and therefore not read.
+        converted: the config is what an engine made of speculators' format (see `speculators.converted`).
     """
 
     name: str
@@ -68,18 +71,19 @@ class DraftSpec:
     tensors: TensorFacts | None = None
     d2t: Sequence[int] | None = None
     pickles: tuple[str, ...] = ()
+    converted: bool = False
 
     @property
     def ids_by_place(self) -> dict[str, object]:
-        """Every place that is in the file and holds something other than null, with its raw value, nested places first."""
+        """Every place of the file that holds something other than null or an empty list, with its raw value, nested first."""
         places = ID_PLACES[self.kind]
         found = {place: look_up(self.config, place) for place in (*places, *(f"text_config.{p}" for p in places))}
-        return {place: value for place, value in found.items() if value is not MISSING and value is not None}
+        return {place: value for place, value in found.items() if value is not MISSING and value is not None and value != []}
 
     @property
     def is_speculators(self) -> bool:
         """The config is in speculators' own format, which states boundaries."""
-        return "speculators_model_type" in self.config or "speculators_config" in self.config
+        return any(self.config.get(key) is not None for key in ("speculators_model_type", "speculators_config"))
 
     def first(self, *places: str) -> object:
         """The first value other than null at `places`, or None."""
@@ -99,6 +103,12 @@ class DraftSpec:
     def vocab_size(self) -> int | None:
         """Size of the target vocabulary that the head was made for."""
         return int_or_none(self.setting("vocab_size"))
+
+    @property
+    def num_layers(self) -> int | None:
+        """Number of the draft's own layers; None when the config does not say, or says something that no head has."""
+        number = int_or_none(self.setting("num_hidden_layers"))
+        return number if number is not None and 1 <= number <= MOST_DRAFT_LAYERS else None
 
     @property
     def draft_vocab_size(self) -> int | None:
@@ -174,10 +184,11 @@ def _architecture(config: Mapping[str, object]) -> str:
 def _detect_kind(config: Mapping[str, object], architecture: str, tensors: TensorFacts | None) -> tuple[Kind | None, str]:
     model = config.get("speculators_model_type")
     named = " ".join((architecture, model if isinstance(model, str) else "")).lower()
-    for kind, marks, keys in _KIND_MARKS:
+    for kind, marks, _ in _KIND_MARKS:
         if any(mark in named for mark in marks) and not (kind == "eagle" and _eagle3_weights(tensors)):
             return kind, f"{architecture or model}"
-        key = next((key for key in keys if key in config), None)
+    for kind, _, keys in _KIND_MARKS:
+        key = next((key for key in keys if config.get(key) is not None), None)
         if key is not None:
             return kind, f"the config has {key}"
     if _eagle3_weights(tensors):

@@ -22,6 +22,7 @@ class Engine:
         role: "server", "trainer" or "reference"; only servers load heads, so only they have weight and norm findings.
         checked: the versions that are checked when none is named, one for each way of behaving, oldest first; "" for a project
             without versions.
+        converts_speculators: the engine converts speculators' format on load.
         remedies: kind → what a user of this engine sets to get the ids right, unless a row says it better.
     """
 
@@ -29,6 +30,7 @@ class Engine:
     title: str
     role: str
     checked: tuple[str, ...]
+    converts_speculators: bool = False
     remedies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 
@@ -65,6 +67,9 @@ class CaptureProfile:
         order, duplicates: as in `Rule`; duplicates may also be "error".
         negative: what a negative id does.
         pipeline: ids on earlier pipeline stages: "last-stage-only", "forwarded", "refused", or "unchecked".
+        default_needs: fewest layers of the target for which the engine serves its default, 0 where it does not look.
+        range_checked: ids outside 0..n-1 are refused at start (not those from dspark_target_layer_ids).
+        empty_is_unset: an empty list counts as none; elsewhere it captures nothing and breaks the first request.
         exactly: the only number of ids that is taken, 0 where any is.
         ids_from: config places read for capture, in order; "cli:--flag" is a flag of the engine.
         supported: False where the engine cannot capture on these targets at all.
@@ -93,6 +98,9 @@ class CaptureProfile:
     duplicates: str = "collapse"
     negative: str = "unchecked"
     pipeline: str = "unchecked"
+    default_needs: int = 0
+    range_checked: bool = False
+    empty_is_unset: bool = False
     exactly: int = 0
     ids_from: tuple[str, ...] = ()
     supported: bool = True
@@ -131,7 +139,6 @@ class DraftProfile:
         supported: False where the engine refuses heads of these architectures.
         fc_skipped_when_equal_width: fc and its norms do not run when the states are as wide as the draft.
         target_hidden_size_null: "error" where a null there breaks the start.
-        converts_speculators: configs in speculators' format are converted first, which drops nulls.
         lm_head_missing, d2t, d2t_missing, unknown_weights, missing_weights: see `docs/engines.md`.
         weights: patterns of tensor names that are loaded; `weights_when`: pattern → setting that must be on for it to be loaded.
         remedies: finding code → the engine's own flag or config key.
@@ -154,7 +161,6 @@ class DraftProfile:
     both_norms: str = ""
     fc_skipped_when_equal_width: bool = False
     target_hidden_size_null: str = ""
-    converts_speculators: bool = False
     lm_head_missing: str = ""
     d2t: str = ""
     d2t_missing: str = ""

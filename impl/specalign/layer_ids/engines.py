@@ -45,6 +45,14 @@ class EngineTable:
         """`name==version` of all that `specalign check` looks at when no engine is named."""
         return tuple(f"{e.name}=={v}" if v else e.name for e in self.engines.values() for v in e.checked)
 
+    def engine_of(self, label: str) -> Engine:
+        """The engine that `NAME` or `NAME==VERSION` names.
+
+        Raises:
+            EngineDataError: no such engine, or no version number.
+        """
+        return self.engines[self._split(label)[0]]
+
     def profile(self, label: str, *, kind: str, family: str | None, architecture: str) -> EngineProfile:
         """The profile for `NAME` (its newest version here) or `NAME==VERSION`.
 

@@ -85,6 +85,7 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     "weight-missing": ("weights", "the file lacks a tensor that the engine needs"),
     "weights-not-read": ("weights", "no safetensors headers at hand, so nothing about weights was checked"),
     "lm-head-missing": ("weights", "draft_vocab_size is set and the file has no lm_head"),
+    "weight-shape": ("weights", "a tensor has another shape than the config says"),
     "d2t-missing": ("weights", "a small draft vocabulary without d2t"),
     "d2t-out-of-range": ("weights", "d2t points outside the target's vocabulary"),
     "d2t-absolute": ("weights", "d2t holds token ids where the engine expects offsets"),
@@ -104,4 +105,9 @@ def finding(
 ) -> Finding:
     """A `Finding` whose code is in the table; a code that is not is a bug of ours and raises KeyError."""
     CODES[code]
-    return Finding(code, severity, what, where, next, how_much, engine)
+    return Finding(code, severity, one_line(what), one_line(where), one_line(next), one_line(how_much), engine)
+
+
+def one_line(text: str) -> str:
+    """`text` with control characters escaped: names out of a stranger's file must not start a line of ours."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

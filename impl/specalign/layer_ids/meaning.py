@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 
 from specalign.layer_ids.conventions import POST_NORM, Convention, State, check_ids, format_states
 from specalign.layer_ids.convert import infer_convention, to_states
-from specalign.layer_ids.draft_config import PLACE_CONVENTION, DraftSpec
+from specalign.layer_ids.draft_config import ID_PLACES, PLACE_CONVENTION, DraftSpec
 from specalign.layer_ids.errors import LayerIdError
+from specalign.layer_ids.places import int_or_none
 from specalign.layer_ids.target_config import TargetSpec
 
 Certainty: TypeAlias = Literal["declared", "format", "proven", "hint", "unknown"]
@@ -54,6 +55,8 @@ def meaning_of(draft: DraftSpec, target: TargetSpec, *, declared: Convention | N
         return Meaning(None, None, declared, "unknown", None, why)
     place, raw = next(iter(places.items()))
     n = target.num_layers
+    if is_double_statement(draft):
+        declared = None  # the file itself says which list is which
     try:
         ids = check_ids(raw, n)
         convention, certainty, why = _convention(draft, place, ids, n, declared)
@@ -71,6 +74,9 @@ def meaning_of(draft: DraftSpec, target: TargetSpec, *, declared: Convention | N
 def _convention(
     draft: DraftSpec, place: str, ids: tuple[int, ...], n: int, declared: Convention | None
 ) -> tuple[Convention | None, Certainty, str]:
+    if is_double_statement(draft):
+        why = "eagle_config holds block outputs, the top level the same states as boundaries: each id there is one higher"
+        return Convention.OUTPUT, "format", why
     if declared is not None:
         return declared, "declared", f"the convention {declared.name} was declared"
     fixed = PLACE_CONVENTION.get(place.removeprefix("text_config."))
@@ -84,6 +90,17 @@ def _convention(
     if inference.hint is not None:
         return inference.hint, "hint", inference.why
     return None, "unknown", inference.why
+
+
+def is_double_statement(draft: DraftSpec) -> bool:
+    """The config states the same states twice: as block outputs in `eagle_config` and as boundaries at the top level.
+
+    It is the one form that engines of both conventions read right from one file.
+    """
+    nested, top = (draft.ids_by_place.get(place) for place in ID_PLACES["eagle3"])
+    if not isinstance(nested, list) or not isinstance(top, list) or len(nested) != len(top):
+        return False
+    return all(int_or_none(k) is not None and int_or_none(b) == k + 1 for k, b in zip(nested, top, strict=True))
 
 
 def readings(ids: tuple[int, ...], num_layers: int) -> dict[Convention, str]:

@@ -11,6 +11,7 @@ from specalign.layer_ids.draft_config import DraftSpec
 from specalign.layer_ids.engines import EngineTable, load_engines
 from specalign.layer_ids.findings import CODES, Finding, Severity, finding
 from specalign.layer_ids.meaning import Meaning, meaning_of
+from specalign.layer_ids.speculators import converted
 from specalign.layer_ids.target_config import TargetSpec
 from specalign.layer_ids.view import EngineView, view_of
 
@@ -76,32 +77,36 @@ def check(
         EngineDataError: an engine that nobody profiled.
         ValueError: pp_size below 1, or an unknown code in `ignore`.
     """
-    _check_arguments(pp_size, ignore or {})
     table = table or load_engines()
+    _check_arguments(pp_size, ignore or {}, table)
     meaning = meaning_of(draft, target, declared=convention)
     family = table.family_of(target)
     flags = None if flag_ids is None else check_ids(flag_ids, target.num_layers, negative=True)
-    views = tuple(
-        view_of(
-            table.profile(name, kind=draft.kind, family=family, architecture=draft.architecture), draft, target, flag_ids=flags
-        )
-        for name in dict.fromkeys(engines or table.default_labels())
-    )
     found = list(_file_findings(FileCase(draft, target, meaning)))
-    for view in views:
-        case = EngineCase(draft, target, meaning, table.engines[view.profile.engine], view, family, pp_size)
+    views: dict[str, EngineView] = {}
+    for label in engines or table.default_labels():
+        engine = table.engine_of(label)
+        seen = converted(draft) if engine.converts_speculators else draft
+        profile = table.profile(label, kind=draft.kind, family=family, architecture=seen.architecture)
+        if profile.label in views:
+            continue
+        view = views[profile.label] = view_of(profile, seen, target, flag_ids=flags)
+        case = EngineCase(seen, target, meaning, engine, view, family, pp_size)
         found.extend(f for run in ENGINE_CHECKS for f in run(case))
-    found.extend(_disagreement(views, meaning))
+    found.extend(_disagreement(tuple(views.values()), meaning))
     kept, ignored = _split_ignored(found, ignore or {})
-    return CheckReport(draft, target, meaning, family, views, kept, ignored)
+    return CheckReport(draft, target, meaning, family, tuple(views.values()), kept, ignored)
 
 
-def _check_arguments(pp_size: int, ignore: Mapping[str, str]) -> None:
+def _check_arguments(pp_size: int, ignore: Mapping[str, str], table: EngineTable) -> None:
     if pp_size < 1:
         raise ValueError(f"pp_size must be at least 1, not {pp_size}")
     for key in ignore:
-        if key.partition("@")[0] not in CODES:
-            raise ValueError(f"no finding has the code {key.partition('@')[0]!r}: there are {', '.join(CODES)}")
+        code, at, engine = key.partition("@")
+        if code not in CODES:
+            raise ValueError(f"no finding has the code {code!r}: there are {', '.join(CODES)}")
+        if at:
+            table.engine_of(engine)
 
 
 def _file_findings(case: FileCase) -> Iterable[Finding]:

@@ -30,21 +30,30 @@ def read_project_settings(start: Path) -> ProjectSettings:
     Raises:
         InputError: no TOML, an unknown key, or an ignored code without a reason.
     """
-    for folder in (start, *start.parents):
-        file = folder / "pyproject.toml"
-        if file.is_file():
-            try:
-                data = tomllib.loads(file.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-                raise InputError(f"{file}: {error}") from None
-            return _settings(data.get("tool", {}).get("specalign", {}), file)
-    return ProjectSettings()
+    file = next((f for f in (folder / "pyproject.toml" for folder in (start, *start.parents)) if _is_file(f)), None)
+    if file is None:
+        return ProjectSettings()
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        raise InputError(f"{file}: {error}") from None
+    tool = data.get("tool", {})
+    return _settings(tool.get("specalign", {}) if isinstance(tool, dict) else tool, file)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a folder above that may not be looked into
+        return False
 
 
 def _settings(table: Any, file: Path) -> ProjectSettings:
     where = f"{file}: [tool.specalign]"
-    if not isinstance(table, dict) or set(table) - {"engines", "ignore"}:
-        raise InputError(f"{where} takes the keys engines and ignore, not {', '.join(map(str, table))}")
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a table with the keys engines and ignore, not {table!r:.60}")
+    if set(table) - {"engines", "ignore"}:
+        raise InputError(f"{where} takes the keys engines and ignore, not {', '.join(table)}")
     engines, ignore = table.get("engines", []), table.get("ignore", {})
     if not isinstance(engines, list) or not all(isinstance(name, str) for name in engines):
         raise InputError(f"{where} engines must be a list of names such as 'sglang==0.5.23'")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from specalign.layer_ids.conventions import State, format_states
-from specalign.layer_ids.findings import Finding, Severity
+from specalign.layer_ids.findings import Finding, Severity, one_line
 from specalign.layer_ids.preflight import CheckReport
 from specalign.layer_ids.tables import format_table
 from specalign.layer_ids.view import EngineView
@@ -19,7 +20,8 @@ _GITHUB_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", S
 
 def format_text(report: CheckReport) -> str:
     """The pair, one table row an engine, then the findings."""
-    return "\n".join((*_heading(report), "", _engine_table(report), "", *_findings(report), _summary(report)))
+    heading = (one_line(line) for line in _heading(report))
+    return "\n".join((*heading, "", _engine_table(report), "", *_findings(report), _summary(report)))
 
 
 def _heading(report: CheckReport) -> Iterator[str]:
@@ -49,7 +51,8 @@ def _engine_row(report: CheckReport, view: EngineView) -> tuple[str, ...]:
     gets = len(view.states) * report.target.hidden_size if view.states and not view.error else "?"
     takes = _fc_takes(report, view)
     counts = [(s, sum(f.severity is s for f in report.of(view.label))) for s in (Severity.ERROR, Severity.WARNING)]
-    verdict = ", ".join(f"{n} {s.value}{'s' if n > 1 else ''}" for s, n in counts if n) or "ok"
+    fine = "ok" if not any(f.severity is Severity.ERROR for f in report.of(None)) else "see the files"
+    verdict = ", ".join(f"{n} {s.value}{'s' if n > 1 else ''}" for s, n in counts if n) or fine
     return view.label, ids, captured + lost, f"{takes}/{gets}", " + ".join(view.norms) or "-", verdict
 
 
@@ -73,6 +76,8 @@ def _summary(report: CheckReport) -> str:
     counts = {s: sum(f.severity is s for f in report.findings) for s in Severity}
     clean = [v.label for v in report.views if not any(f.severity is Severity.ERROR for f in report.of(v.label))]
     total = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n) or "no findings"
+    if any(f.severity is Severity.ERROR for f in report.of(None)):
+        return f"{total}; the files themselves have errors, whatever the engine"
     return f"{total}; without errors: {', '.join(clean) or 'none'}"
 
 
@@ -92,7 +97,7 @@ def as_json(report: CheckReport) -> dict[str, Any]:
             "vocab_size": draft.vocab_size,
             "draft_vocab_size": draft.draft_vocab_size,
             "tensors": None if draft.tensors is None else len(draft.tensors.tensors),
-            "ids": dict(draft.ids_by_place),
+            "ids": {place: _plain(value) for place, value in draft.ids_by_place.items()},
         },
         "target": {
             "name": target.name,
@@ -148,6 +153,15 @@ def _finding_json(f: Finding) -> dict[str, Any]:
         "how_much": f.how_much or None,
         "next": f.next,
     }
+
+
+def _plain(value: object) -> object:
+    """A raw value out of a config, without the numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _states(states: Iterable[State]) -> list[int | str]:

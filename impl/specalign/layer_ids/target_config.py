@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from specalign.layer_ids.files import InputError
-from specalign.layer_ids.places import MISSING, first_set, int_or_none, look_up
+from specalign.layer_ids.places import first_set, int_or_none, look_up
 
 TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
 """Where multimodal configs keep the language model's own numbers."""
@@ -59,7 +59,7 @@ def parse_target(config: Mapping[str, object], *, name: str) -> TargetSpec:
 
 
 def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
-    if any(look_up(config, key) is not MISSING for key in _LAYERS):
+    if first_set(config, _LAYERS)[0] is not None:
         return config
     for place in TEXT_CONFIGS:
         inner = look_up(config, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from specalign.layer_ids.captured import Captured, capture_ids
@@ -26,6 +27,7 @@ class EngineView:
         lost: named boundaries that never arrive.
         error: what happens in place of serving, or "".
         chunks: number of chunks that the draft's fc is built for, and `chunks_place`, where that number is read.
+        buffered: number of chunks that the engine makes room for, where it reads that number elsewhere again.
         width: width of one chunk that fc is built for, in elements.
         norms: norms that run on the states, in order.
     """
@@ -39,6 +41,7 @@ class EngineView:
     error: str
     chunks: int | None
     chunks_place: str | None
+    buffered: int | None
     width: int | None
     norms: tuple[str, ...]
 
@@ -68,11 +71,13 @@ def view_of(
             captured = Captured((POST_NORM,), (POST_NORM,))
         else:
             place, ids, error = _read_ids(capture, draft, flag_ids)
-            layers = int_or_none(draft.setting("num_hidden_layers"))
             captured = (
-                Captured(error=error) if error else capture_ids(capture, ids, target.num_layers, place=place, draft_layers=layers)
+                Captured(error=error)
+                if error
+                else capture_ids(capture, ids, target.num_layers, place=place, draft_layers=draft.num_layers)
             )
     chunks, chunks_place = _chunks(profile.draft, draft)
+    buffered = _count(draft, profile.draft.buffer_width)[0] if profile.draft is not None else None
     return EngineView(
         profile=profile,
         place=place,
@@ -83,6 +88,7 @@ def view_of(
         error=captured.error,
         chunks=1 if captured.states == (POST_NORM,) else chunks,
         chunks_place=chunks_place,
+        buffered=buffered,
         width=_chunk_width(draft),
         norms=_norms(profile.draft, draft),
     )
@@ -110,7 +116,7 @@ def _read_ids(
                 return place, flag_ids, ""
             continue
         value = look_up(draft.config, place)
-        if value is MISSING or value is None:
+        if value is MISSING or value is None or (value == [] and capture.empty_is_unset):
             continue
         if not isinstance(value, list) or not value or any(int_or_none(item) is None for item in value):
             return place, None, f"ids that are no list of integers: {str(value)[:60]}"
@@ -121,12 +127,18 @@ def _read_ids(
 def _chunks(profile: DraftProfile | None, draft: DraftSpec) -> tuple[int | None, str | None]:
     if profile is None:
         return None, None
-    for place in profile.ids_width:
+    count, place = _count(draft, profile.ids_width)
+    return (profile.width_default or None, None) if count is None else (count, place)
+
+
+def _count(draft: DraftSpec, places: Sequence[str]) -> tuple[int | None, str | None]:
+    """The number of chunks that the first usable place states, as a list of ids or as a number."""
+    for place in places:
         value = look_up(draft.config, place)
         count = len(value) if isinstance(value, list) else int_or_none(value)
         if count:
             return count, place
-    return profile.width_default or None, None
+    return None, None
 
 
 def _chunk_width(draft: DraftSpec) -> int | None:

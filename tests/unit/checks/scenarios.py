@@ -41,7 +41,7 @@ HEAD: dict[str, Any] = {
 }
 """A head whose ids are proven boundaries, at both places, with a full vocabulary."""
 
-LAYER = {f"midlayer.self_attn.{p}_proj.weight": (H, H) for p in "qkvo"}
+LAYER = {f"midlayer.self_attn.{p}_proj.weight": (H, H) for p in "qkvo"} | {"midlayer.mlp.down_proj.weight": (H, 4 * H)}
 TENSORS: dict[str, tuple[int, ...]] = LAYER | {"fc.weight": (H, 3 * H), "norm.weight": (H,), "lm_head.weight": (201088, H)}
 
 TABLE = load_engines()
@@ -259,7 +259,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         tensors=TENSORS,
         mended_tensors=TENSORS | {"input_norm.weight": (3 * H,)},
     ),
-    Scenario("weight-unread", "warning", {}, tensors=TENSORS | {"adapter.weight": (H, H)}, mended_tensors=TENSORS, says="1 of 8"),
+    Scenario("weight-unread", "warning", {}, tensors=TENSORS | {"adapter.weight": (H, H)}, mended_tensors=TENSORS, says="1 of 9"),
     Scenario(
         "weight-missing",
         "error",
@@ -277,6 +277,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         mended={"draft_vocab_size": None},
         says="201088",
         tensors={k: v for k, v in TENSORS.items() if k != "lm_head.weight"},
+    ),
+    Scenario(
+        "weight-shape",
+        "error",
+        {"draft_vocab_size": 32000},
+        engine=None,
+        tensors=TENSORS | {"d2t": (32000,)},
+        mended={"draft_vocab_size": 32000},
+        mended_tensors=TENSORS | {"d2t": (32000,), "lm_head.weight": (32000, H)},
+        says="32000 against 201088",
     ),
     Scenario(
         "d2t-missing",

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.conventions import POST_NORM, State, format_states
+from specalign.layer_ids.convert import to_states
+from specalign.layer_ids.draft_config import PLACE_CONVENTION
 from specalign.layer_ids.errors import LayerIdError
 from specalign.layer_ids.findings import Finding, Severity, finding
-from specalign.layer_ids.meaning import readings
+from specalign.layer_ids.meaning import is_double_statement, readings
 from specalign.layer_ids.rules import MIN_LAYERS_FOR_DEFAULT
 from specalign.layer_ids.view import aux_state_off
 
@@ -17,7 +19,7 @@ def check_files(case: FileCase) -> Iterator[Finding]:
     """Conflicting, invalid and undecidable ids."""
     draft, meaning = case.draft, case.meaning
     places = draft.ids_by_place
-    if len({str(value) for value in places.values()}) > 1:
+    if _conflict(case):
         yield finding(
             "ids-conflict",
             Severity.ERROR,
@@ -39,6 +41,24 @@ def check_files(case: FileCase) -> Iterator[Finding]:
             where="use_aux_hidden_state",
             next="nothing to do where the engine honours the flag",
         )
+
+
+def _conflict(case: FileCase) -> bool:
+    """Places that name different states; lists of different conventions may well name the same ones."""
+    if is_double_statement(case.draft):
+        return False
+    named = {str(_named_at(case, place, value)) for place, value in case.draft.ids_by_place.items()}
+    return len(named) > 1
+
+
+def _named_at(case: FileCase, place: str, value: object) -> object:
+    convention = PLACE_CONVENTION.get(place.removeprefix("text_config."))
+    if convention is None or not isinstance(value, list):
+        return value
+    try:
+        return to_states(value, num_layers=case.target.num_layers, convention=convention)
+    except LayerIdError:
+        return value
 
 
 def _convention_findings(case: FileCase) -> Iterator[Finding]:
@@ -78,7 +98,7 @@ def _source_findings(case: EngineCase) -> Iterator[Finding]:
     if view.place is None and not view.error:
         flags = [place for place in capture.ids_from if place.startswith("cli:")]
         n = case.target.num_layers
-        if n < MIN_LAYERS_FOR_DEFAULT:
+        if n < MIN_LAYERS_FOR_DEFAULT and capture.default == "rule":
             yield case.found(
                 "default-too-shallow",
                 Severity.ERROR,
@@ -95,14 +115,12 @@ def _source_findings(case: EngineCase) -> Iterator[Finding]:
                 where=", ".join(capture.ids_from) or "the engine's default",
                 next=case.capture_remedy("write the ids that the head was trained on into the config"),
             )
-        else:
+        elif meaning.place is not None:
             yield _not_read(case, flags)
-    elif (
-        view.place is not None
-        and meaning.place not in (None, view.place)
-        and str(places.get(view.place)) != str(places.get(meaning.place or ""))
-    ):
-        yield _not_read(case, [])
+    elif view.ids is not None and meaning.ids is not None and view.place != meaning.place:
+        by_flag = (view.place or "").startswith("cli:")
+        if not by_flag and view.ids != meaning.ids and not case.draft.converted and not is_double_statement(case.draft):
+            yield _not_read(case, [])
 
 
 def _not_read(case: EngineCase, flags: list[str]) -> Finding:
@@ -239,8 +257,10 @@ def _aux_ignored(case: EngineCase) -> Finding:
 
 
 def _asked(case: EngineCase) -> str:
-    ids = case.view.ids
-    return f"ids {list(ids) if ids is not None else 'None'} become {format_states(case.view.named)}"
+    view = case.view
+    if view.ids is None and view.place is not None:
+        return ""
+    return f"ids {list(view.ids) if view.ids is not None else 'None'} become {format_states(view.named)}"
 
 
 def _distance(captured: tuple[State, ...], meant: tuple[State, ...]) -> str:

@@ -27,7 +27,7 @@ def rope_statements(draft: DraftSpec) -> dict[str, dict[str, object]]:
 def _add_rope_object(found: dict[str, dict[str, object]], place: str, value: Mapping[str, object]) -> None:
     if value.get("rope_theta") is not None:
         found["theta"][f"{place}.rope_theta"] = value["rope_theta"]
-    kind = value.get("rope_type", value.get("type", "default"))
+    kind = value.get("rope_type") or value.get("type") or "default"
     if kind != "default":
         found["scaling"][place] = {key: item for key, item in value.items() if key not in ("rope_theta", "type", "rope_type")} | {
             "rope_type": kind
@@ -105,11 +105,12 @@ def _covers(read: str, place: str) -> bool:
 def _window(case: EngineCase) -> Iterator[Finding]:
     draft = case.draft
     layer_types = draft.setting("layer_types")
-    sliding = isinstance(layer_types, list) and "sliding_attention" in layer_types
+    sliding = isinstance(layer_types, list) and "sliding_attention" in layer_types[: draft.num_layers]
     window = draft.setting("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or draft.setting("use_sliding_window") is False:
         return
-    if isinstance(layer_types, list) and not sliding:
+    longest = draft.setting("max_position_embeddings")
+    if (isinstance(layer_types, list) and not sliding) or (isinstance(longest, int) and window >= longest):
         return
     ignored = [name for name in ("sliding_window", "layer_types") if _reads(case, name) == () and draft.setting(name) is not None]
     if ignored:

@@ -69,14 +69,15 @@ def _architecture_findings(case: EngineCase) -> Iterator[Finding]:
 
 
 def _served_as_eagle(case: EngineCase) -> Iterator[Finding]:
-    if looks_like(case.draft) != "eagle3" or not case.serves:
+    kind = looks_like(case.draft)
+    if kind in (None, "eagle") or not case.serves:
         return
     profile = case.view.profile.draft
     effect = profile.served_as_eagle if profile is not None else ""
     yield case.found(
         "eagle3-served-as-eagle",
         Severity.ERROR,
-        f"an EAGLE3 head served with the algorithm EAGLE{': ' + effect if effect else ''}",
+        f"a head of kind {kind} served with the algorithm EAGLE{': ' + effect if effect else ''}",
         where="the speculative algorithm",
-        next=case.draft_remedy("eagle3-served-as-eagle", "serve it with the algorithm EAGLE3"),
+        next=case.draft_remedy("eagle3-served-as-eagle", f"serve it with the algorithm {str(kind).upper()}"),
     )

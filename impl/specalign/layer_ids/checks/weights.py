@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
+from specalign.layer_ids.checks.shapes import check_shapes
 from specalign.layer_ids.draft_config import DraftSpec
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.view import setting
@@ -16,8 +17,13 @@ _HARMLESS = ("t2d", "*.t2d", "rotary_emb.inv_freq", "*.rotary_emb.inv_freq")
 """Tensors that may be dropped: t2d is the inverse of d2t, inv_freq is computed."""
 
 _NEEDED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "eagle3": (("fc.weight", "fc.*"), ("norm.weight",), ("midlayer.*", "layers.*")),
-    "dflash": (("fc.weight", "fc.*"), ("norm.weight",), ("hidden_norm.weight",), ("layers.*",)),
+    "eagle3": (
+        ("fc.weight", "fc.*"),
+        ("norm.weight",),
+        ("midlayer.self_attn.*", "layers.*.self_attn.*"),
+        ("midlayer.mlp.*", "layers.*.mlp.*"),
+    ),
+    "dflash": (("fc.weight", "fc.*"), ("norm.weight",), ("hidden_norm.weight",), ("layers.*.self_attn.*",), ("layers.*.mlp.*",)),
 }
 """Kind → tensors without which no engine can run such a head, each with the patterns under which it is stored."""
 
@@ -38,6 +44,7 @@ def check_files(case: FileCase) -> Iterator[Finding]:
         )
         return
     yield from _missing(draft)
+    yield from check_shapes(draft)
     if draft.kind == "eagle3":
         yield from _d2t(draft, case.target.vocab_size)
 
@@ -59,7 +66,7 @@ def _missing(draft: DraftSpec) -> Iterator[Finding]:
 
 
 def _d2t(draft: DraftSpec, target_vocab: int | None) -> Iterator[Finding]:
-    small, full = draft.draft_vocab_size, draft.vocab_size or target_vocab
+    small, full = draft.draft_vocab_size, target_vocab or draft.vocab_size
     compressed = small is not None and full is not None and small < full
     shape = draft.shape("d2t")
     if shape is None:

@@ -68,11 +68,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
 
 def _null_target_hidden(case: EngineCase) -> Iterator[Finding]:
     profile = case.view.profile.draft
-    if (
-        profile is None
-        or profile.target_hidden_size_null != "error"
-        or (profile.converts_speculators and case.draft.is_speculators)
-    ):
+    if profile is None or profile.target_hidden_size_null != "error":
         return
     for place in _TARGET_HIDDEN:
         if look_up(case.draft.config, place) is None:
@@ -90,6 +86,15 @@ def _width_source(case: EngineCase) -> Iterator[Finding]:
     if view.chunks is None or view.states == (POST_NORM,) or view.error or not view.named:
         return
     named = len(view.named)
+    if view.buffered is not None and view.buffered != named:
+        yield case.found(
+            "width-source-differs",
+            Severity.ERROR,
+            f"capture takes {named} states, the engine makes room for {view.buffered}, from another place of the config",
+            where="the buffer of the captured states",
+            how_much=f"{named} against {view.buffered}",
+            next=case.draft_remedy("width-source-differs", "state the ids at one place only"),
+        )
     if view.chunks != named:
         yield case.found(
             "width-source-differs",
