@@ -312,12 +312,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "d2t-absolute",
         "error",
-        SMALL,
+        {"draft_vocab_size": 8},
         engine=None,
-        tensors=TENSORS | {"d2t": (4,)},
-        d2t=[0, 1, 2, 3],
-        mended=SMALL,
-        mended_d2t=[0, 0, 0, 0],
+        tensors=TENSORS | {"d2t": (8,)},
+        d2t=list(range(8)),
+        mended={"draft_vocab_size": 8},
+        mended_d2t=[0] * 8,
         says="arange",
     ),
     Scenario(

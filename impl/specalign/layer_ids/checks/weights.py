@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.checks.shapes import check_shapes
+from specalign.layer_ids.d2t import holds_token_ids
 from specalign.layer_ids.draft_config import DraftSpec
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.view import setting
@@ -26,8 +26,6 @@ _NEEDED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "dflash": (("fc.weight", "fc.*"), ("norm.weight",), ("hidden_norm.weight",), ("layers.*.self_attn.*",), ("layers.*.mlp.*",)),
 }
 """Kind → tensors without which no engine can run such a head, each with the patterns under which it is stored."""
-
-_LONG_D2T: Final = 256
 
 
 def check_files(case: FileCase) -> Iterator[Finding]:
@@ -84,7 +82,7 @@ def _d2t(draft: DraftSpec, target_vocab: int | None) -> Iterator[Finding]:
 
 
 def _d2t_values(d2t: Sequence[int], vocab: int) -> Iterator[Finding]:
-    if _holds_token_ids(d2t, vocab):
+    if holds_token_ids(d2t, vocab):
         yield finding(
             "d2t-absolute",
             Severity.ERROR,
@@ -105,18 +103,6 @@ def _d2t_values(d2t: Sequence[int], vocab: int) -> Iterator[Finding]:
             how_much=f"{bad[0]} + {d2t[bad[0]]} = {bad[0] + d2t[bad[0]]}, vocabulary {vocab}",
             next="check that the head belongs to this target and that d2t holds offsets",
         )
-
-
-def _holds_token_ids(d2t: Sequence[int], vocab: int) -> bool:
-    """Whether d2t lists target tokens in place of offsets.
-
-    Target tokens ascend strictly. Offsets of ascending tokens never fall, and stay equal wherever two neighbouring tokens are
-    both kept, which happens in every vocabulary of a few hundred tokens. So a strict ascent is proof where the offsets would
-    leave the vocabulary, where it is arange, and in any long table.
-    """
-    if len(d2t) < 2 or not all(0 <= a < b < vocab for a, b in itertools.pairwise(d2t)):
-        return False
-    return d2t[-1] == len(d2t) - 1 or len(d2t) - 1 + d2t[-1] >= vocab or len(d2t) >= _LONG_D2T
 
 
 def check_engine(case: EngineCase) -> Iterator[Finding]:
