@@ -10,6 +10,7 @@ from pytest_specalign.contracts.base import Strategy, is_open
 from pytest_specalign.contracts.known_faults import Raised, expected_outcome
 from pytest_specalign.contracts.known_heads import DFLASH_HEADS, KNOWN_HEADS
 from pytest_specalign.strategies import bad_layer_ids, layer_ids, num_layers
+from pytest_specalign.strategies.ids import LONGEST, NO_LISTS, fewest_layers, ids_taken
 from specalign.layer_ids import Rule, rule_named
 from specalign.layer_ids.rules import MIN_LAYERS_FOR_DEFAULT
 
@@ -53,8 +54,8 @@ def depths(cls: type[LayerIdContract], at_least: int = 1) -> st.SearchStrategy[i
 
 
 def ids_of(rule: Callable[[Any], Rule] = rule_of, *, at_least: int = 1, **wishes: Any) -> Callable[[Any], Strategy]:
-    """Cases of ids that the rule takes."""
-    return lambda cls: depths(cls, at_least).flatmap(
+    """Cases of ids that the rule takes. Targets so shallow that it takes none are left out, whatever the range of the class."""
+    return lambda cls: depths(cls, max(at_least, fewest_layers(rule(cls)))).flatmap(
         lambda n: st.builds(Case, layer_ids(n, rule=rule(cls), **wishes), st.just(n))
     )
 
@@ -73,6 +74,34 @@ def bad_ids(cls: type[LayerIdContract]) -> Strategy:
     return depths(cls, 2).flatmap(
         lambda n: bad_layer_ids(n, rule=rule_of(cls)).map(lambda bad: Case(bad.layer_ids, n, bad.reason))
     )
+
+
+def bad_examples(cls: type[LayerIdContract]) -> list[Case]:
+    """Every wrong type once: there are too many for each to be drawn in every run."""
+    n, ids = _small_target(cls)
+    made = [Case(make(ids[:3]), n, "no ordered list") for make in NO_LISTS]
+    made += [Case([ids[0], bad, *ids[2:3]], n, _type_name(bad)) for bad in (None, str(ids[1]), float(ids[1]), True)]
+    return [case for case in made if not taken(rule_of(cls), case.layer_ids, case.num_layers)]
+
+
+def _type_name(bad: object) -> str:
+    return "null" if bad is None else type(bad).__name__
+
+
+def long_example(cls: type[LayerIdContract]) -> list[Case]:
+    """All that the rule takes on a small target, more ids than any published head has. The deepest come first: code that stops
+    counting then drops what no other fault drops."""
+    n, ids = _small_target(cls)
+    return [Case(ids[::-1], n)] if taken(rule_of(cls), ids[::-1], n) else []
+
+
+def _small_target(cls: type[LayerIdContract]) -> tuple[int, list[int]]:
+    n = max(cls.num_layers_range[0], MIN_LAYERS_FOR_DEFAULT)
+    return n, list(ids_taken(rule_of(cls), n)[:LONGEST])
+
+
+def valid_examples(cls: type[LayerIdContract]) -> list[Case]:
+    return [*examples_where(taken)(cls), *long_example(cls)]
 
 
 def defaults(cls: type[LayerIdContract]) -> Strategy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -91,6 +92,16 @@ def _nulls_kept(sources: Sources, config: Config) -> Any:
     return None
 
 
+def _deduplicated(sources: Sources, config: Config) -> Any:
+    ids = read_right(sources, config)
+    return None if ids is None else list(dict.fromkeys(ids))
+
+
+def _as_floats(sources: Sources, config: Config) -> Any:
+    ids = read_right(sources, config)
+    return None if ids is None else [float(k) for k in ids]
+
+
 def _changed(sources: Sources, config: Config) -> Any:
     ids = read_right(sources, config)
     for source in sources:
@@ -156,6 +167,20 @@ KNOWN_CONFIG_FAULTS: Final = (
         _changed,
     ),
     KnownConfigFault(
+        "duplicates-removed",
+        (),
+        "an id that the config names twice comes back once, so nobody downstream can see that the config is wrong",
+        "Return the list as it stands, or refuse it with a ValueError.",
+        _deduplicated,
+    ),
+    KnownConfigFault(
+        "ids-become-floats",
+        (),
+        "the ids come back as floats, which compare equal to the ids and index nothing",
+        "Hand on the integers of the config.",
+        _as_floats,
+    ),
+    KnownConfigFault(
         "width-ignores-top-level-ids",
         ("vllm #54526", "vllm PR #54598", "speculators #1065"),
         "the fc input is made for 3 states although the top level lists another number",
@@ -169,6 +194,13 @@ KNOWN_CONFIG_FAULTS: Final = (
         "Take the count from the same ids that are captured.",
         counts_like=lambda sources, config: 3,
     ),
+    KnownConfigFault(
+        "width-without-duplicates",
+        (),
+        "the fc input is made for the different ids, although one that is named twice is captured twice",
+        "Take the count from the list as it stands.",
+        counts_like=lambda sources, config: len(set(read_right(sources, config) or ())),
+    ),
 )
 
 
@@ -179,6 +211,18 @@ def run_reader(reader: Reader, sources: Sources, config: Config) -> Any:
     except Exception as error:  # a fault may crash in any way: that is its outcome
         return type(error)
     return list(got) if isinstance(got, (list, tuple)) else got
+
+
+def same_ids(one: Any, other: Any) -> bool:
+    """Whether two results are the same integers in the same order, or both None. Integers of any library count, bools do not."""
+    if not (isinstance(one, list) and isinstance(other, list)):
+        return one is None and other is None
+    return len(one) == len(other) and all(_same_integer(*pair) for pair in zip(one, other, strict=True))
+
+
+def _same_integer(one: Any, other: Any) -> bool:
+    integers = all(hasattr(k, "__index__") and not isinstance(k, bool) for k in (one, other))
+    return integers and operator.index(one) == operator.index(other)
 
 
 def diagnose_config(
@@ -220,4 +264,6 @@ def _left_by(reader: Reader, sources: Sources, config: Config) -> Config:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, type) and isinstance(other, type):
         return issubclass(one, LookupError) == issubclass(other, LookupError)
+    if isinstance(one, list) and isinstance(other, list):
+        return list(map(type, one)) == list(map(type, other)) and one == other
     return type(one) is type(other) and bool(one == other)

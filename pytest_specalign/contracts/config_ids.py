@@ -19,6 +19,7 @@ from pytest_specalign.contracts.config_faults import (
     put,
     read_right,
     run_reader,
+    same_ids,
 )
 from pytest_specalign.strategies import draft_configs, layer_ids
 
@@ -42,7 +43,7 @@ def _bodies() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _lists() -> st.SearchStrategy[list[int]]:
-    return layer_ids(_N, rule="boundary", max_size=5)
+    return layer_ids(_N, rule="boundary")
 
 
 def _build(config: dict[str, Any], ids_by_source: dict[str, Any]) -> ConfigCase:
@@ -55,6 +56,12 @@ def _build(config: dict[str, Any], ids_by_source: dict[str, Any]) -> ConfigCase:
 def _one_source(cls: type[ConfigIdsContract]) -> Strategy:
     stated = st.builds(lambda source, ids: {source: ids}, st.sampled_from(cls.sources), _lists())
     return st.builds(_build, _bodies(), stated)
+
+
+def _repeated(cls: type[ConfigIdsContract]) -> Strategy:
+    """One source states ids, one of them twice."""
+    lists = st.tuples(_lists(), st.integers(0, 5)).map(lambda t: [*t[0], t[0][t[1] % len(t[0])]])
+    return st.builds(lambda body, source, ids: _build(body, {source: ids}), _bodies(), st.sampled_from(cls.sources), lists)
 
 
 def _two_sources(cls: type[ConfigIdsContract]) -> Strategy:
@@ -84,6 +91,14 @@ def _each_source(cls: type[ConfigIdsContract]) -> list[ConfigCase]:
     """Published lists of ids, under each source alone: 3, 4 and 5 ids."""
     lists = ([24, 30, 36], [2, 46, 91, 93], [1, 9, 17, 25, 33])
     return [_build({"hidden_size": _HIDDEN}, {source: list(ids)}) for source in cls.sources for ids in lists]
+
+
+def _each_source_twice(cls: type[ConfigIdsContract]) -> list[ConfigCase]:
+    return [_build({"hidden_size": _HIDDEN}, {source: [2, 18, 18, 33]}) for source in cls.sources]
+
+
+def _widths(cls: type[ConfigIdsContract]) -> Strategy:
+    return st.one_of(_one_source(cls), _repeated(cls))
 
 
 def _bare(cls: type[ConfigIdsContract]) -> list[ConfigCase]:
@@ -129,6 +144,12 @@ class ConfigIdsContract(Contract, abstract=True):
         """Where every place states ids, the first one in `sources` wins."""
         self._expect(case)
 
+    @holds_for(_repeated, examples=_each_source_twice)
+    def check_keeps_duplicates(self, case: ConfigCase) -> None:
+        """An id that is named twice comes back twice, or the config is refused: it never comes back once."""
+        if not self._refuses(self._read(case)):
+            self._expect(case)
+
     @holds_for(_missing, examples=_bare)
     def check_missing_ids_are_none(self, case: ConfigCase) -> None:
         """No ids anywhere is None, so that the caller can warn: never a default, never a crash."""
@@ -153,12 +174,17 @@ class ConfigIdsContract(Contract, abstract=True):
         if isinstance(got, list) and any(got is look_up(given, source) for source in self.sources):
             self._fail(case, "the config's own list, so that whoever changes one changes both", "a copy", ())
 
-    @holds_for(_one_source, examples=_each_source, when=lambda cls: not is_open(cls, "fc_in_features"))
+    @holds_for(
+        _widths,
+        examples=lambda cls: [*_each_source(cls), *_each_source_twice(cls)],
+        when=lambda cls: not is_open(cls, "fc_in_features"),
+    )
     def check_width_agrees_with_the_ids(self, case: ConfigCase) -> None:
-        """The fc input holds one state for each id: `hidden` times their number."""
-        states = len(read_right(self.sources, case.config) or ())
+        """The fc input holds one state for each id: `hidden` times their number. Ids named twice may be refused."""
+        ids = read_right(self.sources, case.config) or ()
+        states = len(ids)
         got = self._states_wide(case)
-        if got != states:
+        if got != states and not (len(set(ids)) < states and self._refuses(got)):
             seen = [(c.config, self._states_wide(c)) for c in _each_source(type(self))]
             faults = diagnose_config(self.sources, case.config, got, counts=True, seen=seen)
             self._fail(case, f"fc_in_features for {got} states", f"{states} x {_HIDDEN} = {states * _HIDDEN}", faults)
@@ -167,13 +193,17 @@ class ConfigIdsContract(Contract, abstract=True):
         __tracebackhide__ = True
         got = self._read(case)
         expected = read_right(self.sources, case.config)
-        if got != expected:
+        if not same_ids(got, expected):
             calls = [*_each_source(type(self)), *_bare(type(self))]
             seen = [(c.config, self._read(c)) for c in calls]
             self._fail(case, got, repr(expected), diagnose_config(self.sources, case.config, got, seen=seen))
 
     def _read(self, case: ConfigCase) -> Any:
         return run_reader(lambda _, config: self.read_layer_ids(config), self.sources, case.config)
+
+    @staticmethod
+    def _refuses(got: Any) -> bool:
+        return isinstance(got, type) and issubclass(got, (ValueError, TypeError))
 
     def _states_wide(self, case: ConfigCase) -> Any:
         """For how many states the width is, or the width itself if it is no multiple, or the type of the exception."""

@@ -1,14 +1,15 @@
 """Known faults of layer-id conversion, each as a tiny function beside its public reference.
 
 The functions are what public engines and trainers really did; references are public issues and pull requests, or the place in
-an engine where the code was read.
+an engine where the code was read. A fault without references has no public report: careless code does it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from specalign.layer_ids import POST_NORM, LayerIdError, Rule, State, format_states
 
@@ -59,7 +60,7 @@ class KnownFault:
 
     Attributes:
         name: what messages and `make faults` call it.
-        references: the public reports, such as "sglang PR #25454".
+        references: the public reports, such as "sglang PR #25454", if there are any.
         summary: what the faulty code does, one clause.
         remedy: what to do about it, one sentence.
         looks_like: the faulty code in little: `(rule, ids, num_layers) -> states`, or it raises.
@@ -79,7 +80,7 @@ class KnownFault:
             return Raised.of(error)
 
     def format(self) -> str:
-        return f"{self.name} ({', '.join(self.references)}): {self.summary}"
+        return f"{self.name} ({', '.join(self.references) or 'no public report'}): {self.summary}"
 
 
 def _or_default(rule: Rule, ids: Ids, n: int, explicit: Callable[[Sequence[int]], Sequence[State]]) -> Sequence[State]:
@@ -138,6 +139,12 @@ def _from_the_end(rule: Rule, ids: Ids, n: int) -> Sequence[State]:
 
 def _shallow_default(rule: Rule, ids: Ids, n: int) -> Sequence[State]:
     return (2, n // 2, n - 3) if ids is None else rule.states(ids, n)
+
+
+def _coerced(rule: Rule, ids: Any, n: int) -> Sequence[State]:
+    """Makes a list of integers out of whatever comes."""
+    given = re.findall(r"-?\d+", ids) if isinstance(ids, str) else [ids] if isinstance(ids, (int, float)) else ids
+    return rule.states(given if given is None else [int(k) for k in given if k is not None], n)
 
 
 def _unchecked(rule: Rule, ids: Ids, n: int) -> Sequence[State]:
@@ -270,6 +277,13 @@ KNOWN_FAULTS: Final = (
         "[2, n//2, n-3] is used on a target too shallow for three different boundaries",
         "Refuse None below 7 layers.",
         _shallow_default,
+    ),
+    KnownFault(
+        "ids-coerced",
+        (),
+        "what is no list of integers is made into one: sets, mappings, text, single numbers, lists with nulls",
+        "Refuse anything but a list or tuple of integers: a set has no order, and a dropped null is a lost state.",
+        _coerced,
     ),
 )
 """Order matters: of two faults that explain everything equally well, the first is named. A missing check comes before a wrong

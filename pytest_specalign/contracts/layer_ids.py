@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -23,7 +24,8 @@ class LayerIdContract(Contract, abstract=True):
         dflash_rule: the rule of `convert_dflash`; by default 1 is always added and None is refused.
         rejects: exceptions that count as refusing ids. `IndexError` and `AssertionError` are not among them: a crash names
             neither the id nor what would be valid.
-        num_layers_range: fewest and most layers to try. Known heads outside of it are left out.
+        num_layers_range: fewest and most layers to try. Known heads outside of it are left out, and so are targets so shallow
+            that the rule takes no id at all.
         shallow_range: fewest and most layers of targets too shallow for the default; None if `convert` cannot be asked for them.
         examples: more calls `(ids, num_layers)` that always run.
         settings: hypothesis settings in place of the loaded profile.
@@ -66,7 +68,7 @@ class LayerIdContract(Contract, abstract=True):
             )
         return None
 
-    @holds_for(cases.calls, examples=cases.examples_where(cases.taken))
+    @holds_for(cases.calls, examples=cases.valid_examples)
     def check_matches_the_rule(self, case: Case) -> None:
         """Valid ids become the rule's states."""
         self._expect(case)
@@ -104,9 +106,10 @@ class LayerIdContract(Contract, abstract=True):
         """Ids that name boundary n give it, or are refused if the rule never reaches it. They are never dropped."""
         self._expect(case)
 
-    @holds_for(cases.bad_ids)
+    @holds_for(cases.bad_ids, examples=cases.bad_examples)
     def check_refuses_bad_ids(self, case: Case) -> None:
-        """Negative, bool, float, string, out of range, duplicate, unreachable or no ids are refused, not bent."""
+        """Negative, bool, float, string, null, out of range, duplicate, unreachable or no ids are refused, not bent; so is what
+        is no ordered list."""
         self._expect(case)
 
     @holds_for(cases.shallow, when=lambda cls: cls.shallow_range is not None)
@@ -161,9 +164,8 @@ class LayerIdContract(Contract, abstract=True):
             self._fail(case, Raised.of(error), "states")
 
     def _call(self, function: Callable[[Any, int], Any], case: Case) -> Outcome:
-        given = list(case.layer_ids) if isinstance(case.layer_ids, list) else case.layer_ids
         try:
-            result = function(given, case.num_layers)
+            result = function(copy.copy(case.layer_ids), case.num_layers)
         except Exception as error:  # any exception is an outcome to judge
             return Raised.of(error)
         return _as_outcome(result)

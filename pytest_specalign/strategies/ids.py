@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -14,6 +15,13 @@ from hypothesis.strategies import SearchStrategy
 from specalign.layer_ids import LayerIdError, Rule, rule_named
 
 Ids: TypeAlias = list[int]
+_Make: TypeAlias = Callable[[Rule, int], SearchStrategy[Any]]
+
+USUALLY_AT_MOST: Final = 6
+"""Most ids of most lists: more than any published head names."""
+
+LONGEST: Final = 24
+"""Most ids of the lists that are drawn now and then to find code which stops counting."""
 
 
 def num_layers(*, min_value: int = 7, max_value: int = 128) -> SearchStrategy[int]:
@@ -35,7 +43,7 @@ def layer_ids(
     *,
     rule: Rule | str,
     min_size: int = 1,
-    max_size: int = 6,
+    max_size: int | None = None,
     allow_default: bool = False,
     sorted: bool | None = None,
     reach_n: bool | None = None,
@@ -51,7 +59,7 @@ def layer_ids(
         num_layers: n.
         rule: a `Rule` or a name out of `RULES`.
         min_size: fewest ids.
-        max_size: most ids.
+        max_size: most ids. None for up to 6 and, now and then, up to all that the rule takes, 24 at most.
         allow_default: also give None, the default.
         sorted: True for ascending lists only, False for lists that are not, None for both.
         reach_n: True for lists that name boundary n, False for lists that do not, None for both.
@@ -69,12 +77,16 @@ def layer_ids(
 
 
 @functools.lru_cache(maxsize=4096)
-def _ids(rule: Rule, n: int, min_size: int, max_size: int, ascending: bool | None, reach_n: bool | None) -> SearchStrategy[Ids]:
+def _ids(
+    rule: Rule, n: int, min_size: int, max_size: int | None, ascending: bool | None, reach_n: bool | None
+) -> SearchStrategy[Ids]:
     """`layer_ids` with checked arguments. Cached, since building a strategy costs more than drawing from it."""
+    most = max(USUALLY_AT_MOST, min_size) if max_size is None else max_size
     if reach_n:
-        lists = _reaching(rule, n, min_size, max_size)
+        lists = _reaching(rule, n, min_size, most)
     else:
-        lists = _lists(rule, n, min_size, max_size).filter(lambda ids: not _refuses(rule, ids, n))
+        lists = _lists(rule, n, min_size, most)
+        lists = (_lengthened(lists, rule, n) if max_size is None else lists).filter(lambda ids: not _refuses(rule, ids, n))
     if reach_n is False:
         lists = lists.filter(lambda ids: n not in rule.states(ids, n))
     return _in_order(lists, rule, n, ascending, reach_n)
@@ -114,6 +126,15 @@ def _lists(rule: Rule, n: int, min_size: int, max_size: int) -> SearchStrategy[I
     return st.builds(lambda ids, other: ids if other is None else list(other), lists, st.sampled_from([None] * 6 + exact))
 
 
+def _lengthened(lists: SearchStrategy[Ids], rule: Rule, n: int) -> SearchStrategy[Ids]:
+    """One list in four goes on: by a few ids, or by at least half of what the rule takes."""
+    taken = st.sampled_from(ids_taken(rule, n))
+    most = min(len(ids_taken(rule, n)), LONGEST)
+    few, many = (st.lists(taken, min_size=least, max_size=most, unique=True) for least in (0, most // 2))
+    rest = st.integers(0, 7).flatmap(lambda choice: {6: few, 7: many}.get(choice, st.just([])))
+    return st.builds(lambda ids, more: [*ids, *(k for k in more if k not in ids)][: max(len(ids), most)], lists, rest)
+
+
 def _edgy_ids(rule: Rule, n: int) -> SearchStrategy[int]:
     taken = ids_taken(rule, n)
     return st.one_of(st.sampled_from(taken), st.sampled_from([k for k in taken if k in (0, 1, n - 1, n)] or taken))
@@ -144,18 +165,19 @@ def _reaching(rule: Rule, n: int, min_size: int, max_size: int) -> SearchStrateg
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BadIds:
-    """A list that no rule may bend into shape, and what is wrong with it: one of `BAD_ID_REASONS`."""
+    """What no rule may bend into shape, and what is wrong with it: one of `BAD_ID_REASONS`."""
 
-    layer_ids: list[Any]
+    layer_ids: Any
     reason: str
 
 
 def bad_layer_ids(num_layers: int, *, rule: Rule | str) -> SearchStrategy[BadIds]:
-    """Lists that `rule` must refuse on a target of `num_layers` layers, each with the reason.
+    """What `rule` must refuse on a target of `num_layers` layers, each with the reason.
 
-    One bad entry stands anywhere in a list that is good otherwise. Duplicates are bad only if the rule refuses them, boundary
-    n only if the rule never reaches it. Examples shrink towards `BadIds([], "empty")`, and for each other reason towards the
-    bad entry alone: [-1], [False], [1.0], ["1"], the lowest id out of range, [0, 0].
+    One bad entry stands anywhere in a list that is good otherwise, or good ids come as no ordered list at all: as a set, a
+    mapping, text, bytes or a single number. Duplicates are bad only if the rule refuses them, boundary n only if the rule
+    never reaches it. Examples shrink towards `BadIds([], "empty")`, and for each other reason towards the bad entry alone:
+    [-1], [False], [1.0], ["1"], [None], the lowest id out of range, [0, 0]; what is no ordered list towards {0}.
 
     Raises:
         InvalidArgument: `num_layers` is no integer of at least 1, or `rule` is no rule.
@@ -169,42 +191,61 @@ def _bad_ids(rule: Rule, n: int) -> SearchStrategy[BadIds]:
     return st.one_of(kinds).filter(lambda bad: _refuses(rule, bad.layer_ids, n))
 
 
-def _with_entry(bad: SearchStrategy[Any]) -> Callable[[Rule, int], SearchStrategy[list[Any]]]:
+def _with_entry(bad: SearchStrategy[Any]) -> _Make:
     return lambda rule, n: _around(bad, rule, n)
 
 
-def _around(bad: SearchStrategy[Any], rule: Rule, n: int) -> SearchStrategy[list[Any]]:
-    """Good lists of up to three ids with one bad entry put in at any place."""
-    others = st.lists(st.sampled_from(ids_taken(rule, n)), max_size=3, unique=True)
-    return st.tuples(others, bad, st.integers(0, 3)).map(lambda t: [*t[0][: t[2]], t[1], *t[0][t[2] :]])
+def _around(bad: SearchStrategy[Any], rule: Rule, n: int) -> SearchStrategy[Any]:
+    """Good lists of up to eight ids with one bad entry put in at any place."""
+    others = st.lists(st.sampled_from(ids_taken(rule, n)), max_size=8, unique=True)
+    return st.tuples(others, bad, st.integers(0, 8)).map(lambda t: [*t[0][: t[2]], t[1], *t[0][t[2] :]])
 
 
-def _negative(rule: Rule, n: int) -> SearchStrategy[list[Any]]:
+NO_LISTS: Final[tuple[Callable[[Ids], Any], ...]] = (
+    set,
+    frozenset,
+    dict.fromkeys,
+    lambda ids: ",".join(map(str, ids)),
+    lambda ids: bytes(k % 256 for k in ids),
+    lambda ids: ids[0],
+    lambda ids: float(ids[0]),
+)
+"""What good ids must not come as: each makes something of them that is no ordered list of integers."""
+
+
+def _no_list(rule: Rule, n: int) -> SearchStrategy[Any]:
+    ids = st.lists(st.sampled_from(ids_taken(rule, n)), min_size=1, max_size=4, unique=True)
+    return st.builds(lambda make, good: make(good), st.sampled_from(NO_LISTS), ids)
+
+
+def _negative(rule: Rule, n: int) -> SearchStrategy[Any]:
     return _around(st.integers(-n - 2, -2 if rule.minus_one_is_post_norm else -1), rule, n)
 
 
-def _out_of_range(rule: Rule, n: int) -> SearchStrategy[list[Any]]:
+def _out_of_range(rule: Rule, n: int) -> SearchStrategy[Any]:
     lowest = max(ids_taken(rule.narrowed(reaches_n=True), n)) + 1
     return _around(st.integers(lowest, 2**31), rule, n)
 
 
-def _duplicate(rule: Rule, n: int) -> SearchStrategy[list[Any]]:
+def _duplicate(rule: Rule, n: int) -> SearchStrategy[Any]:
     if rule.duplicates != "refuse":
         return st.nothing()
     return _lists(rule, n, 1, 4).flatmap(lambda ids: st.sampled_from(ids).map(lambda again: [*ids, again]))
 
 
-def _unreachable(rule: Rule, n: int) -> SearchStrategy[list[Any]]:
+def _unreachable(rule: Rule, n: int) -> SearchStrategy[Any]:
     lost = [k for k in range(n + 1) if _refuses(rule, [k], n) and rule.named([k], n)[0] in range(n + 1)]
     return _around(st.sampled_from(lost), rule, n) if lost else st.nothing()
 
 
-_BAD: Final[dict[str, Callable[[Rule, int], SearchStrategy[list[Any]]]]] = {
+_BAD: Final[dict[str, _Make]] = {
     "empty": lambda rule, n: st.builds(list),
     "negative": _negative,
     "bool": _with_entry(st.booleans()),
     "float": _with_entry(st.sampled_from([1.0, 2.0, 1.5, float("nan"), float("inf")])),
     "str": _with_entry(st.sampled_from(["1", "2", "", "all"])),
+    "null": _with_entry(st.none()),
+    "no ordered list": _no_list,
     "out of range": _out_of_range,
     "duplicate": _duplicate,
     "unreachable": _unreachable,
@@ -227,6 +268,12 @@ def ids_taken(rule: Rule, num_layers: int) -> tuple[int, ...]:
     return taken
 
 
+@functools.lru_cache(maxsize=1024)
+def fewest_layers(rule: Rule) -> int:
+    """The shallowest target on which the rule takes any id: 1, or 2 where the only block's output is never captured."""
+    return next(n for n in itertools.count(1) if any(not _refuses(rule, [k], n) for k in range(-1, n + 1)))
+
+
 def check_int(name: str, value: object, *, at_least: int = 1) -> int:
     """`value` as an int, or `InvalidArgument` naming the argument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
@@ -240,13 +287,14 @@ def check_ordered(low_name: str, low: int, high_name: str, high: int) -> None:
         raise InvalidArgument(f"{low_name}={low} is above {high_name}={high}")
 
 
-def _check_sizes(rule: Rule, n: int, min_size: int, max_size: int, ascending: bool | None) -> None:
+def _check_sizes(rule: Rule, n: int, min_size: int, max_size: int | None, ascending: bool | None) -> None:
     check_int("min_size", min_size)
-    check_int("max_size", max_size)
-    check_ordered("min_size", min_size, "max_size", max_size)
+    if max_size is not None:
+        check_int("max_size", max_size)
+        check_ordered("min_size", min_size, "max_size", max_size)
     if rule.duplicates == "refuse" and min_size > len(ids_taken(rule, n)):
         raise InvalidArgument(f"min_size={min_size}, but the rule {rule.name!r} takes only ids {rule.valid_ids(n)}")
-    if ascending is False and max_size < 2:
+    if ascending is False and max_size == 1:
         raise InvalidArgument(f"sorted=False needs two ids, but max_size={max_size}")
 
 
@@ -257,7 +305,7 @@ def as_rule(rule: Rule | str) -> Rule:
         raise InvalidArgument(f"rule={rule!r}: {error}") from None
 
 
-def _refuses(rule: Rule, ids: list[Any] | None, n: int) -> bool:
+def _refuses(rule: Rule, ids: Any, n: int) -> bool:
     try:
         rule.states(ids, n)
     except LayerIdError:

@@ -7,75 +7,12 @@ not of converting ids: it is covered where pipeline stages are.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
-from pytest_specalign.contracts import ConfigIdsContract, Contract, LayerIdContract
 from specalign.layer_ids import RULES
 from tests.faults import broken, right
+from tests.faults.input_mutants import INPUT_MUTANTS
+from tests.faults.mutant import Mutant, converts, dflash_path, reads
 
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """One fault.
-
-    Attributes:
-        row: in the fault list.
-        what: what the broken code does, for the table.
-        reference: the public report.
-        contract: the contract that must catch it.
-        declares: the class attributes of the contract.
-        right: the methods of a right implementation.
-        broken: the methods that the fault replaces.
-        diagnosis: the known fault that the message must name first.
-        killed_by: the property that must fail.
-    """
-
-    row: str
-    what: str
-    reference: str
-    contract: type[Contract]
-    declares: dict[str, Any]
-    right: dict[str, Callable[..., Any]]
-    broken: dict[str, Callable[..., Any]]
-    diagnosis: str
-    killed_by: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.row}-{self.diagnosis}"
-
-
-def _converts(
-    row: str,
-    what: str,
-    reference: str,
-    rule: Any,
-    correct: Callable[..., Any],
-    faulty: Callable[..., Any],
-    diagnosis: str,
-    killed_by: str = "test_matches_the_rule",
-) -> Mutant:
-    return Mutant(
-        row, what, reference, LayerIdContract, {"rule": rule}, {"convert": correct}, {"convert": faulty}, diagnosis, killed_by
-    )
-
-
-def _dflash_path(row: str, what: str, reference: str, faulty: Callable[..., Any], diagnosis: str) -> Mutant:
-    """An engine whose EAGLE3 path is right and whose DFlash path is not."""
-    replaced = {"convert_dflash": faulty}
-    methods = {"convert": right.boundary, "convert_dflash": right.dflash}
-    return Mutant(
-        row, what, reference, LayerIdContract, {"rule": "boundary"}, methods, replaced, diagnosis, "test_dflash_matches_its_rule"
-    )
-
-
-def _reads(row: str, what: str, reference: str, faulty: Callable[..., Any], diagnosis: str, killed_by: str) -> Mutant:
-    methods = {"read_layer_ids": right.read_ids, "fc_in_features": right.fc_width}
-    replaced = "fc_in_features" if "width" in killed_by else "read_layer_ids"
-    return Mutant(row, what, reference, ConfigIdsContract, {}, methods, {replaced: faulty}, diagnosis, killed_by)
-
+__all__ = ["MUTANTS", "Mutant"]
 
 _NO_DEFAULT = RULES["output"].narrowed(refuse_default=True)
 _DEFAULT, _BAD = "test_none_is_the_explicit_default", "test_refuses_bad_ids"
@@ -83,7 +20,7 @@ _EACH, _NONE, _NULL = "test_reads_each_source", "test_missing_ids_are_none", "te
 _WIDTH = "test_width_agrees_with_the_ids"
 
 MUTANTS = (
-    _converts(
+    converts(
         "1",
         "boundaries [24,30,36] served as [25,31]: 5760 wide, 8640 expected",
         "sglang issue #32226, PR #32334",
@@ -92,7 +29,7 @@ MUTANTS = (
         broken.plus_one_and_drop,
         "one-added-and-the-rest-dropped",
     ),
-    _converts(
+    converts(
         "2",
         "1 added to Kimi's [2,30,58]",
         "sglang PR #25454",
@@ -101,7 +38,7 @@ MUTANTS = (
         broken.plus_one,
         "one-always-added",
     ),
-    _converts(
+    converts(
         "3",
         "None and [2,n//2,n-3] give different states",
         "sglang PR #23569",
@@ -111,7 +48,7 @@ MUTANTS = (
         "one-always-added",
         _DEFAULT,
     ),
-    _converts(
+    converts(
         "4",
         "DFlash [3,11,19,27,31] on 32 layers flags block 32",
         "sglang #32204, PR #32206",
@@ -120,7 +57,7 @@ MUTANTS = (
         broken.flag_every_block,
         "index-error-at-n",
     ),
-    _converts(
+    converts(
         "6",
         "graph captured before the ids are set",
         "sglang PR #22836",
@@ -129,7 +66,7 @@ MUTANTS = (
         broken.set_after_graph_capture,
         "ids-ignored",
     ),
-    _reads(
+    reads(
         "8",
         "a config without eagle_config raises",
         "sglang PR #21274",
@@ -137,7 +74,7 @@ MUTANTS = (
         "crash-without-the-parent-key",
         _NONE,
     ),
-    _converts(
+    converts(
         "15",
         "MiniMax-M2.5's block outputs used as boundaries",
         "vllm PR #43671",
@@ -146,11 +83,11 @@ MUTANTS = (
         broken.as_it_is,
         "ids-taken-as-is",
     ),
-    _dflash_path(
+    dflash_path(
         "16", "DFlash ids used as they are", "vllm #40727, #42704, issue #42505", broken.dflash_as_it_is, "ids-taken-as-is"
     ),
-    _dflash_path("16b", "DFlash ids moved by two", "vllm issue #42505", broken.dflash_plus_two, "two-added"),
-    _converts(
+    dflash_path("16b", "DFlash ids moved by two", "vllm issue #42505", broken.dflash_plus_two, "two-added"),
+    converts(
         "17",
         "id n gives N-1 states on deepseek_v2",
         "vllm #46973",
@@ -159,7 +96,7 @@ MUTANTS = (
         broken.stop_before_n,
         "boundary-n-dropped",
     ),
-    _reads(
+    reads(
         "19",
         "fc made for 3 states, 4 ids at the top level",
         "vllm #54526, PR #54598",
@@ -167,9 +104,9 @@ MUTANTS = (
         "width-ignores-top-level-ids",
         _WIDTH,
     ),
-    _reads("20", "missing ids become a default unasked", "vllm #50170", broken.or_default, "missing-becomes-a-default", _NONE),
-    _reads("28", "nested ids not read", "llama.cpp #27040", broken.top_level_only, "nested-ids-ignored", _EACH),
-    _converts(
+    reads("20", "missing ids become a default unasked", "vllm #50170", broken.or_default, "missing-becomes-a-default", _NONE),
+    reads("28", "nested ids not read", "llama.cpp #27040", broken.top_level_only, "nested-ids-ignored", _EACH),
+    converts(
         "29",
         "DFlash taps one block early",
         "onnxruntime-genai #2538",
@@ -178,7 +115,7 @@ MUTANTS = (
         broken.dflash_as_it_is,
         "ids-taken-as-is",
     ),
-    _converts(
+    converts(
         "31",
         "the last state handed on after the final norm",
         "verl-SpeCo #20",
@@ -187,7 +124,7 @@ MUTANTS = (
         broken.last_is_normed,
         "post-norm-for-boundary-n",
     ),
-    _converts(
+    converts(
         "31b",
         "-1 taken for the last state",
         "verl-SpeCo PR #21, Automodel #3083",
@@ -197,11 +134,11 @@ MUTANTS = (
         "negative-counts-from-the-end",
         _BAD,
     ),
-    _converts(
+    converts(
         "37", "all 37 states in place of 3", "EAGLE #294", "boundary", right.boundary, broken.every_state, "every-state-returned"
     ),
-    _converts("40", "hard-coded ids", "tokenspeed #526", "as_is_if_max_is_n", right.gpt_oss, broken.hard_coded, "ids-ignored"),
-    _converts(
+    converts("40", "hard-coded ids", "tokenspeed #526", "as_is_if_max_is_n", right.gpt_oss, broken.hard_coded, "ids-ignored"),
+    converts(
         "40b",
         "[24,30,36] served as [25,31,36]",
         "tokenspeed #526",
@@ -210,9 +147,9 @@ MUTANTS = (
         broken.plus_one_capped,
         "one-added-but-capped-at-n",
     ),
-    _reads("40c", "ids not read from the config at all", "tokenspeed #526", broken.constant, "hard-coded-ids", _EACH),
-    _reads("a", "top-level ids not used", "SGLang 0.5.23, no report", broken.nested_only, "top-level-ids-ignored", _EACH),
-    _reads(
+    reads("40c", "ids not read from the config at all", "tokenspeed #526", broken.constant, "hard-coded-ids", _EACH),
+    reads("a", "top-level ids not used", "SGLang 0.5.23, no report", broken.nested_only, "top-level-ids-ignored", _EACH),
+    reads(
         "a2",
         "capture and width read different places",
         "SGLang 0.5.23, no report",
@@ -220,7 +157,7 @@ MUTANTS = (
         "precedence-turned-round",
         "test_keeps_the_precedence",
     ),
-    _converts(
+    converts(
         "f",
         "unsorted ids re-ordered",
         "SGLang 0.5.23, no report",
@@ -230,7 +167,7 @@ MUTANTS = (
         "sorted-by-layer",
         "test_keeps_the_declared_order",
     ),
-    _converts(
+    converts(
         "f2",
         "duplicates collapse",
         "SGLang 0.5.23, no report",
@@ -240,7 +177,7 @@ MUTANTS = (
         "duplicates-collapsed",
         "test_treats_duplicates_as_declared",
     ),
-    _converts(
+    converts(
         "g",
         "[2,18,33] moved on gpt_oss",
         "SGLang 0.5.23, no report",
@@ -249,7 +186,7 @@ MUTANTS = (
         right.gpt_oss,
         "shift-decided-by-max",
     ),
-    _converts(
+    converts(
         "g2",
         "[7,23,51,67,83] not moved on deepseek",
         "SGLang 0.5.23, no report",
@@ -258,7 +195,7 @@ MUTANTS = (
         right.deepseek,
         "shift-decided-by-the-first-id",
     ),
-    _converts(
+    converts(
         "h",
         "the default moved by one",
         "SGLang 0.5.23, no report",
@@ -268,7 +205,7 @@ MUTANTS = (
         "default-shifted-too",
         _DEFAULT,
     ),
-    _converts(
+    converts(
         "i",
         "dense llama never reaches boundary n",
         "SGLang 0.5.23, no report",
@@ -278,7 +215,7 @@ MUTANTS = (
         "boundary-n-dropped",
         "test_reaches_the_last_boundary_as_declared",
     ),
-    _reads(
+    reads(
         "k",
         "the converter drops the source's nested ids",
         "speculators, no report",
@@ -286,7 +223,7 @@ MUTANTS = (
         "nested-ids-ignored",
         _EACH,
     ),
-    _converts(
+    converts(
         "l",
         "hidden states dumped one block early",
         "ModelOpt, no report",
@@ -295,7 +232,7 @@ MUTANTS = (
         broken.as_it_is,
         "ids-taken-as-is",
     ),
-    _converts(
+    converts(
         "shallow",
         "the default on a target of 4 layers",
         "ModelOpt, no report",
@@ -305,7 +242,7 @@ MUTANTS = (
         "default-on-a-shallow-target",
         "test_refuses_the_default_on_shallow_targets",
     ),
-    _converts(
+    converts(
         "bounds",
         "no check of the ids",
         "SGLang 0.5.23, no report",
@@ -315,9 +252,8 @@ MUTANTS = (
         "ids-not-checked",
         _BAD,
     ),
-    _reads(
-        "null", "null ids crash", "config of Mistral3_speculator_dummy", broken.key_present, "null-not-read-as-missing", _NULL
-    ),
-    _reads("pop", "reading empties the config", "no report", broken.popped, "config-changed", "test_leaves_the_config_alone"),
-    _reads("three", "fc always made for 3 states", "SpecForge, no report", broken.width_of_three, "width-always-three", _WIDTH),
+    reads("null", "null ids crash", "config of Mistral3_speculator_dummy", broken.key_present, "null-not-read-as-missing", _NULL),
+    reads("pop", "reading empties the config", "no report", broken.popped, "config-changed", "test_leaves_the_config_alone"),
+    reads("three", "fc always made for 3 states", "SpecForge, no report", broken.width_of_three, "width-always-three", _WIDTH),
+    *INPUT_MUTANTS,
 )

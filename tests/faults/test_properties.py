@@ -116,6 +116,29 @@ def test_a_reader_that_hands_out_its_own_list_is_caught() -> None:
     assert "own list" in fails(ConfigIdsContract, "test_leaves_the_config_alone", read_layer_ids=read)
 
 
+def test_a_reader_may_refuse_ids_named_twice() -> None:
+    def read(config: dict[str, Any]) -> Any:
+        ids = right.read_ids(config)
+        if ids is not None and len(set(ids)) < len(ids):
+            raise ValueError(f"{ids} names an id twice")
+        return ids
+
+    def width(config: dict[str, Any], hidden: int) -> int:
+        return len(read(config) or (0, 0, 0)) * hidden
+
+    methods = {"read_layer_ids": staticmethod(read), "fc_in_features": staticmethod(width)}
+    assert run_contract(type("Refusing", (ConfigIdsContract,), {"settings": FAST, **methods})).ok
+
+
+@pytest.mark.parametrize("as_read", [lambda k: k == 1 or k, str, lambda k: [k]], ids=["bool", "text", "lists"])
+def test_a_reader_that_hands_on_anything_but_integers_is_caught(as_read: Callable[[int], Any]) -> None:
+    def read(config: dict[str, Any]) -> Any:
+        ids = right.read_ids(config)
+        return ids and [as_read(k) for k in ids]
+
+    fails(ConfigIdsContract, "test_reads_each_source", read_layer_ids=read)
+
+
 def test_a_fault_that_nobody_reported_is_called_unknown() -> None:
     message = fails(
         LayerIdContract, "test_matches_the_rule", rule="boundary", convert=lambda ids, n: right.boundary(ids, n)[::-1]

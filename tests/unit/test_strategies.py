@@ -21,6 +21,7 @@ from pytest_specalign.strategies import (
     layer_ids,
     num_layers,
 )
+from pytest_specalign.strategies.ids import ids_taken
 from specalign.layer_ids import RULES, LayerIdError
 
 QUICK = settings(max_examples=60, derandomize=True, database=None, deadline=None)
@@ -131,6 +132,22 @@ def test_duplicates_appear_only_where_the_rule_takes_them() -> None:
     assert never(layer_ids(36, rule="boundary"), repeated)
 
 
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_layer_ids_are_long_now_and_then_and_all_that_a_small_target_has(rule: str) -> None:
+    assert reaches(layer_ids(36, rule=rule), lambda ids: len(ids) > 16, within=100)
+    assert reaches(layer_ids(7, rule=rule), lambda ids: len(ids) == len(ids_taken(RULES[rule], 7)), within=300)
+    assert never(layer_ids(128, rule=rule), lambda ids: len(ids) > 24)
+
+
+def test_a_long_list_shrinks_to_as_few_ids_as_it_takes() -> None:
+    assert sorted(smallest(layer_ids(36, rule="boundary"), lambda ids: len(ids) > 6)) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, dict, str, bytes, int, float])
+def test_bad_ids_come_as_everything_that_is_no_ordered_list(kind: type) -> None:
+    assert reaches(bad_layer_ids(36, rule="output"), lambda bad: type(bad.layer_ids) is kind, within=500)
+
+
 def test_the_default_is_given_only_if_allowed() -> None:
     assert smallest(layer_ids(36, rule="boundary", allow_default=True), lambda ids: ids is None) is None
     assert never(layer_ids(36, rule="boundary"), lambda ids: ids is None)
@@ -143,6 +160,8 @@ def test_the_default_is_given_only_if_allowed() -> None:
         ("bool", [False]),
         ("float", [1.0]),
         ("str", ["1"]),
+        ("null", [None]),
+        ("no ordered list", {0}),
         ("out of range", [37]),
         ("duplicate", [0, 0]),
         ("empty", []),
@@ -161,11 +180,13 @@ def test_bad_ids_reach_what_a_rule_never_captures() -> None:
     assert smallest(bad_layer_ids(36, rule=dense), lambda bad: bad.reason == "unreachable").layer_ids == [35]
 
 
-_IS_BAD: dict[str, Callable[[list[Any]], bool]] = {
+_IS_BAD: dict[str, Callable[[Any], bool]] = {
     "negative": lambda ids: any(type(k) is int and k < 0 for k in ids),
     "bool": lambda ids: any(type(k) is bool for k in ids),
     "float": lambda ids: any(type(k) is float for k in ids),
     "str": lambda ids: any(type(k) is str for k in ids),
+    "null": lambda ids: None in ids,
+    "no ordered list": lambda ids: not isinstance(ids, (list, tuple)),
     "out of range": lambda ids: any(k > 35 for k in ids),
     "duplicate": lambda ids: len(set(ids)) < len(ids),
     "empty": lambda ids: ids == [],
