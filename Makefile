@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers==5.19.0
+SGLANG_VENV ?= .venv-sglang
 GPU_PYTHON ?= python3
 GPU_BENCH_ARGS ?= --record
 SGLANG_VERSIONS ?= 0.5.16 0.5.17 0.5.23
@@ -18,8 +19,10 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.stamp-run
 TEST_STAMP := $(VENV)/.stamp-test
 DEV_STAMP := $(VENV)/.stamp-dev
+SGLANG_CPU := tests/conformance/sglang_cpu
+SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start verify-engines wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start conformance verify-engines wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, and run the checks as tests"
@@ -28,6 +31,7 @@ help:
 	@echo "make faults          the public faults as mutants: each one must be found"
 	@echo "make fuzz            the property tests, 20,000 examples each"
 	@echo "make verify-engines  run the setters of real SGLang wheels against the engine profiles"
+	@echo "make conformance     SGLang's own model code on the CPU through our contracts (2.5 GB, its own environment)"
 	@echo "make wheel           build the wheel into dist/ and try it in a fresh virtual environment"
 	@echo "make bench-start     what the plugin and the command cost at start"
 	@echo "make gpu-test gpu-bench   on a machine with a GPU"
@@ -48,6 +52,14 @@ $(TEST_STAMP): $(RUN_STAMP)
 
 $(DEV_STAMP): $(TEST_STAMP)
 	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+# SGLang's own code on the CPU: about 2.5 GB, so it has a virtual environment of its own, kept between runs.
+$(SGLANG_STAMP): pyproject.toml $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-nodeps.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(SGLANG_VENV)/bin/python -m pip install --quiet -r $(SGLANG_CPU)/requirements.txt --editable '.[hypothesis,xdist]' --group test
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps -r $(SGLANG_CPU)/requirements-nodeps.txt
 	@touch $@
 
 demo: $(RUN_STAMP)
@@ -84,6 +96,9 @@ fuzz: $(TEST_STAMP)
 
 bench-start: $(RUN_STAMP)
 	$(BIN)/python benchmarks/start.py
+
+conformance: $(SGLANG_STAMP)
+	$(SGLANG_VENV)/bin/pytest tests/conformance/sglang
 
 verify-engines: $(RUN_STAMP)
 	@mkdir -p build/wheels
