@@ -93,6 +93,7 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     "rope-theta-ignored": ("settings", "the engine does not read rope theta where the config has it"),
     "rope-scaling-ignored": ("settings", "the engine does not read rope scaling where the config has it"),
     "rope-conflict": ("settings", "rope is stated twice with different values"),
+    "attention-bias-ignored": ("settings", "the engine drops the biases of the draft's attention"),
     "sliding-window-ignored": ("settings", "the engine ignores the draft's sliding window or layer types"),
     "pipeline-drops-ids": ("pipeline", "states of earlier pipeline stages are never captured"),
     "pipeline-unchecked": ("pipeline", "nobody profiled the engine's capture across pipeline stages"),

@@ -329,6 +329,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         engines=("made-up==1",),
         says="64 against 128",
     ),
+    Scenario("attention-bias-ignored", "error", {"attention_bias": True}, mended={"attention_bias": False}),
     Scenario("rope-theta-ignored", "error", MLA | ROPE, mended=MLA, engine="vllm==0.24.0", says="500000"),
     Scenario(
         "rope-scaling-ignored",

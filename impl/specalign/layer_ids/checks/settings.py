@@ -54,6 +54,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
     if case.view.profile.draft is None or not case.serves:
         return
     yield from _head_dim(case)
+    yield from _attention_bias(case)
     yield from _rope(case)
     yield from _window(case)
 
@@ -76,6 +77,17 @@ def _head_dim(case: EngineCase) -> Iterator[Finding]:
             where="head_dim",
             how_much=f"{hidden // heads} against {head_dim}",
             next=case.draft_remedy("head-dim-ignored", "use a version of the engine that reads head_dim"),
+        )
+
+
+def _attention_bias(case: EngineCase) -> Iterator[Finding]:
+    if case.draft.setting("attention_bias") is True and _reads(case, "attention_bias") == ():
+        yield case.found(
+            "attention-bias-ignored",
+            Severity.ERROR,
+            "the engine builds q, k and v of the draft without biases, whatever the config says",
+            where="attention_bias",
+            next=case.draft_remedy("attention-bias-ignored", "serve this head with an engine that reads attention_bias"),
         )
 
 
