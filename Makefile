@@ -22,7 +22,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start conformance verify-engines wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start conformance verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, and run the checks as tests"
@@ -96,6 +96,10 @@ fuzz: $(TEST_STAMP)
 
 bench-start: $(RUN_STAMP)
 	$(BIN)/python benchmarks/start.py
+
+# Long: thousands of mutants. MUTANTS_ARGS: --only ROOM, --sample N --seed S.
+mutants: $(DEV_STAMP)
+	$(BIN)/python -m tests.mutation.run $(MUTANTS_ARGS)
 
 conformance: $(SGLANG_STAMP)
 	$(SGLANG_VENV)/bin/pytest tests/conformance/sglang

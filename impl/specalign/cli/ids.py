@@ -78,6 +78,8 @@ def _engines(args: argparse.Namespace, ids: list[int] | None) -> Iterator[dict[s
         supported = profile.capture.supported
         states = _plain(captured.states) if supported and not captured.error else None
         note = _note(captured) if supported else "no capture on this family"
+        if not supported and args.family is None:
+            note = "depends on the target: say --family"
         if ids is not None and place is None and supported:
             note = "reads no ids: always the default"
         yield {"who": profile.label, "rule": profile.capture.rule, "states": states, "note": note}

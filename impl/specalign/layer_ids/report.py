@@ -74,7 +74,8 @@ def _findings(report: CheckReport) -> Iterator[str]:
 
 def _summary(report: CheckReport) -> str:
     counts = {s: sum(f.severity is s for f in report.findings) for s in Severity}
-    clean = [v.label for v in report.views if not any(f.severity is Severity.ERROR for f in report.of(v.label))]
+    judged = [v for v in report.views if v.profile.capture is not None]
+    clean = [v.label for v in judged if not any(f.severity is Severity.ERROR for f in report.of(v.label))]
     total = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n) or "no findings"
     if any(f.severity is Severity.ERROR for f in report.of(None)):
         return f"{total}; the files themselves have errors, whatever the engine"

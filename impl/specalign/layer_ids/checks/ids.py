@@ -128,7 +128,11 @@ def _not_read(case: EngineCase, flags: list[str]) -> Finding:
     same = meaning.states is not None and view.states == meaning.states
     took = f"{view.place}" if view.place else f"its default {format_states(view.named)}"
     capture = case.view.profile.capture
-    reads = ", ".join(capture.ids_from) if capture else ""
+    reads = (
+        ", ".join(p.removeprefix("cli:") + (" (a flag)" if p.startswith("cli:") else "") for p in capture.ids_from)
+        if capture
+        else ""
+    )
     value = list(meaning.ids) if meaning.ids else "the ids"
     flag = f"pass {flags[0].removeprefix('cli:')}, or " if flags else ""
     advice = _ids_that_work(case) if meaning.is_certain else ""

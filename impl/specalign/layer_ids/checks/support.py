@@ -17,7 +17,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
             "version-unprofiled",
             Severity.WARNING,
             f"nobody profiled {profile.engine} {profile.version}; the facts of {profile.profiled} are used",
-            where=f"engine_data/{profile.engine}.toml",
+            where=f"the profiles of {profile.engine}",
             next=f"run `specalign engines verify --wheel` on the wheel of {profile.version}, or check against {profile.profiled}",
         )
     if case.draft.kind == "eagle":

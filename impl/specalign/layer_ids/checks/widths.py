@@ -15,7 +15,11 @@ _TARGET_HIDDEN = ("target_hidden_size", "eagle_config.target_hidden_size")
 def check_files(case: FileCase) -> Iterator[Finding]:
     """The sizes of the target that the draft was made for, and fc against the ids of the same config."""
     draft, target = case.draft, case.target
-    yield from _size(case, "target_hidden_size", int_or_none(draft.first(*_TARGET_HIDDEN)), "hidden_size", target.hidden_size)
+    stated = int_or_none(draft.first(*_TARGET_HIDDEN))
+    place = "target_hidden_size"
+    if stated is None and draft.kind == "eagle3":
+        stated, place = draft.hidden_size, "hidden_size (no target_hidden_size is stated, so states are as wide as the head)"
+    yield from _size(case, place, stated, "hidden_size", target.hidden_size)
     yield from _size(case, "target_num_hidden_layers", _trained_layers(case), "num_hidden_layers", target.num_layers)
     if case.draft.vocab_size is not None and target.vocab_size is not None and case.draft.vocab_size > target.vocab_size:
         yield from _size(case, "vocab_size", draft.vocab_size, "vocab_size", target.vocab_size)
