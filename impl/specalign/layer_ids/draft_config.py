@@ -17,6 +17,12 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 LAYER_CONFIG: Final = "transformer_layer_config"
 """Where speculators' format keeps the settings of the draft's layer; engines that read the format lift them to the top."""
 
+TARGET_HIDDEN_PLACES: Final = ("target_hidden_size", "eagle_config.target_hidden_size")
+"""Where a head states the width of its target's states."""
+
+NORM_FLAGS: Final = ("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")
+"""The flags that decide which norms run, before fc and after the last layer."""
+
 MOST_DRAFT_LAYERS: Final = 1000
 
 EAGLE3_IDS: Final = "eagle_aux_hidden_state_layer_ids"

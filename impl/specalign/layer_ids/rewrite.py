@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specalign.layer_ids.conventions import format_states
-from specalign.layer_ids.draft_config import ID_PLACES
+from specalign.layer_ids.draft_config import ID_PLACES, NORM_FLAGS, TARGET_HIDDEN_PLACES
 from specalign.layer_ids.engines import EngineTable, load_engines
 from specalign.layer_ids.errors import LayerIdError
 from specalign.layer_ids.files import InputError
@@ -113,7 +113,7 @@ def _write_both(report: CheckReport, config: dict[str, Any], ids: list[int]) -> 
 def _write_norms(report: CheckReport, config: dict[str, Any]) -> list[str]:
     profile = report.views[0].profile.draft
     notes = []
-    for name in ("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual"):
+    for name in NORM_FLAGS:
         wanted = report.draft.flag(name)
         if wanted is None or profile is None or not profile.reads.get(name):
             continue
@@ -128,7 +128,7 @@ def _write_hidden(report: CheckReport, config: dict[str, Any]) -> list[str]:
     profile, hidden = report.views[0].profile.draft, report.target.hidden_size
     if profile is None or profile.target_hidden_size_null != "error":
         return []
-    null = [place for place in ("target_hidden_size", "eagle_config.target_hidden_size") if look_up(config, place) is None]
+    null = [place for place in TARGET_HIDDEN_PLACES if look_up(config, place) is None]
     for place in null:
         _put(config, place, hidden)
     return [f"{place} = {hidden}" for place in null]

@@ -8,7 +8,7 @@ from typing import Any
 
 from specalign.layer_ids.captured import Captured, capture_ids
 from specalign.layer_ids.conventions import POST_NORM, State
-from specalign.layer_ids.draft_config import DraftSpec
+from specalign.layer_ids.draft_config import TARGET_HIDDEN_PLACES, DraftSpec
 from specalign.layer_ids.engine_profiles import CaptureProfile, DraftProfile, EngineProfile
 from specalign.layer_ids.places import MISSING, first_set, int_or_none, look_up
 from specalign.layer_ids.target_config import TargetSpec
@@ -142,7 +142,7 @@ def _count(draft: DraftSpec, places: Sequence[str]) -> tuple[int | None, str | N
 
 
 def _chunk_width(draft: DraftSpec) -> int | None:
-    return int_or_none(draft.first("target_hidden_size", "eagle_config.target_hidden_size")) or draft.hidden_size
+    return int_or_none(draft.first(*TARGET_HIDDEN_PLACES)) or draft.hidden_size
 
 
 def _norms(profile: DraftProfile | None, draft: DraftSpec) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
+from specalign.layer_ids.draft_config import NORM_FLAGS
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.places import MISSING
 from specalign.layer_ids.view import setting
@@ -15,8 +16,6 @@ NORM_WEIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "fc_norm": ("fc_norm.0.weight", "aux_norm_low.weight", "fc_norm.weight"),
 }
 """Flag → the names under which its first weight is stored."""
-
-_FLAGS: Final = ("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")
 
 
 def check_files(case: FileCase) -> Iterator[Finding]:
@@ -64,7 +63,7 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
     profile = case.view.profile.draft
     if profile is None or not case.serves or case.draft.kind != "eagle3":
         return
-    for name in _FLAGS:
+    for name in NORM_FLAGS:
         wanted, used = case.draft.flag(name), setting(profile, case.draft, name)
         if wanted is None or used is MISSING or bool(used) == wanted:
             continue

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.conventions import POST_NORM
+from specalign.layer_ids.draft_config import TARGET_HIDDEN_PLACES
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.places import int_or_none, look_up
-
-_TARGET_HIDDEN = ("target_hidden_size", "eagle_config.target_hidden_size")
 
 
 def check_files(case: FileCase) -> Iterator[Finding]:
     """The sizes of the target that the draft was made for, and fc against the ids of the same config."""
     draft, target = case.draft, case.target
-    stated = int_or_none(draft.first(*_TARGET_HIDDEN))
+    stated = int_or_none(draft.first(*TARGET_HIDDEN_PLACES))
     place = "target_hidden_size"
     if stated is None and draft.kind == "eagle3":
         stated, place = draft.hidden_size, "hidden_size (no target_hidden_size is stated, so states are as wide as the head)"
@@ -74,7 +73,7 @@ def _null_target_hidden(case: EngineCase) -> Iterator[Finding]:
     profile = case.view.profile.draft
     if profile is None or profile.target_hidden_size_null != "error":
         return
-    for place in _TARGET_HIDDEN:
+    for place in TARGET_HIDDEN_PLACES:
         if look_up(case.draft.config, place) is None:
             yield case.found(
                 "target-hidden-size-null",
