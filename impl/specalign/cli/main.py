@@ -15,6 +15,8 @@ VERBS: Final = {
     "check": "which states each engine would capture for a draft head, and what it would get wrong",
     "ids": "the states that bare layer ids name under every convention and engine",
     "engines": "the engine profiles: list them, or verify them against an engine's wheel",
+    "dump": "a layerwise dump: look into it, validate it, or convert a foreign one",
+    "compare": "two layerwise dumps: where they differ first, by how much, and why",
 }
 """Verb → help line; the module of the same name is imported only when the verb is used."""
 

@@ -13,7 +13,7 @@ import array
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeGuard
 
@@ -232,7 +232,7 @@ def _numbering_is_full(files: Sequence[Path]) -> bool:
 def _merged(files: Sequence[Path]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        for info in _read_header(file):
+        for info in read_header(file)[1]:
             other = tensors.setdefault(info.name, info)
             if other is not info:
                 raise InputError(
@@ -242,19 +242,22 @@ def _merged(files: Sequence[Path]) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _read_header(file: Path) -> Iterator[TensorInfo]:
+def read_header(file: Path) -> tuple[dict[str, str], list[TensorInfo]]:
+    """The metadata and the tensors of one safetensors file, in the order of their data. Raises `InputError` as the others."""
     with open_regular(file) as (handle, size):
         start = 8 + _header_length(file, handle.read(8), size)
         data = read_exactly(handle, start - 8, file)
     where = f"{shown(file)}: the safetensors header"
     header = parse_json_object(decode_utf8(data, where, bom=False), where)
-    _check_metadata(header.pop("__metadata__", None), where)
+    metadata = _checked_metadata(header.pop("__metadata__", None), where)
     entries = sorted((_parse_entry(name, entry, where) for name, entry in header.items()), key=lambda e: e.offsets)
     _check_layout(entries, where)
     _check_size(entries[-1].offsets[1] if entries else 0, size - start, file)
-    for entry in entries:
-        begin, end = (start + offset for offset in entry.offsets)
-        yield TensorInfo(entry.name, entry.dtype, entry.shape, file, (begin, end) if end <= size else None)
+    spans = [(start + begin, start + end) for *_, (begin, end) in entries]
+    return metadata, [
+        TensorInfo(entry.name, entry.dtype, entry.shape, file, span if span[1] <= size else None)
+        for entry, span in zip(entries, spans, strict=True)
+    ]
 
 
 def _header_length(file: Path, prefix: bytes, size: int) -> int:
@@ -284,11 +287,11 @@ class _Entry(NamedTuple):
     offsets: tuple[int, int]
 
 
-def _check_metadata(metadata: object, where: str) -> None:
-    if metadata is None:
-        return
+def _checked_metadata(metadata: object, where: str) -> dict[str, str]:
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise InputError(f"{where} has a __metadata__ that does not map strings to strings; write the file again")
+    return metadata
 
 
 def _parse_entry(name: str, entry: object, where: str) -> _Entry:

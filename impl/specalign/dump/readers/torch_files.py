@@ -1,0 +1,116 @@
+"""The one place that loads `.pt` files: `weights_only=True`, on the CPU, mapped where the file allows it.
+
+A pickle can run any code when it is loaded. torch's `weights_only` unpickler makes tensors and plain containers only and refuses
+everything else before it is called; whatever it refuses is one `DumpError` here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from specalign.dump.dtypes import BY_TORCH_NAME, DTYPES
+from specalign.dump.errors import DumpError
+from specalign.dump.files import reading
+from specalign.dump.readers.entries import FileTensor
+from specalign.layer_ids.files import open_regular, quoted, shown
+
+Loaded: TypeAlias = Any
+"""None, bool, int, float, str, `FileTensor`, or a dict or list of these."""
+
+_ZIP: Final = b"PK\x03\x04"
+_UNSIGNED: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+_MAX_DEPTH: Final = 20
+
+
+def load_torch_file(path: Path) -> Loaded:
+    """What `torch.save` wrote, with every tensor as raw bits; tuples come as lists.
+
+    Files of torch's zip format (the default since 1.6) are mapped: a tensor's bytes are read when they are looked at, and stay
+    mapped for as long as its array lives. A file that is cut off while it is mapped ends the process; read dumps after they
+    were written.
+
+    Raises:
+        DumpError: torch is not installed; no such file; a file that is cut off or no torch file; a pickle that holds more
+            than tensors and plain values (nothing of it is run); an element type that dumps do not know.
+    """
+    torch = _import_torch()
+    with reading(), open_regular(path) as (handle, size):
+        magic = handle.read(len(_ZIP))
+    where = shown(path)
+    if not size:
+        raise DumpError(f"{where}: is empty; the writer was killed or the disk was full")
+    try:
+        with warnings.catch_warnings():
+            # torch warns of TorchScript archives and old formats; they are refused or read all the same.
+            warnings.simplefilter("ignore")
+            value = torch.load(str(path), map_location="cpu", weights_only=True, mmap=magic == _ZIP)
+    except Exception as error:  # whatever a damaged or hostile file makes of the unpickler
+        raise _refusal(where, error) from error
+    return _plain(value, torch, where, 0)
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise DumpError(
+            f"reading .pt files needs torch ({error}): pip install 'pytest-specalign[torch]', or convert the dump with"
+            " `specalign dump convert` where torch is installed"
+        ) from error
+    return torch
+
+
+def _refusal(where: str, error: Exception) -> DumpError:
+    text = str(error)
+    if "Unsupported global" in text or "weights_only" in text.lower() or "Weights only" in text:
+        return DumpError(
+            f"{where}: its pickle holds more than tensors and plain values, and none of it was run"
+            f" ({type(error).__name__}: {_cause(text)}); if you trust the writer, have it save tensors only"
+        )
+    reason = f"{type(error).__name__}: {_first_line(text)}"
+    return DumpError(f"{where}: is no whole torch file ({reason}); was the writer killed, or is it another format?")
+
+
+def _cause(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "Unsupported" in line]
+    return _first_line(lines[-1] if lines else text)
+
+
+def _first_line(text: str) -> str:
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    return quoted(line)
+
+
+def _plain(value: Any, torch: Any, where: str, depth: int) -> Loaded:
+    if depth > _MAX_DEPTH:
+        raise DumpError(f"{where}: nested more than {_MAX_DEPTH} levels deep; is this a dump?")
+    if isinstance(value, torch.Tensor):
+        return _file_tensor(value, torch, where)
+    if isinstance(value, dict):
+        return {_name(name, where): _plain(item, torch, where, depth + 1) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, torch, where, depth + 1) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)  # torch.dtype, torch.device and the like, in metadata
+
+
+def _name(name: object, where: str) -> str | int:
+    if isinstance(name, (str, int)):
+        return name
+    raise DumpError(f"{where}: a table has the name {quoted(name)}, which is neither text nor a number")
+
+
+def _file_tensor(tensor: Any, torch: Any, where: str) -> FileTensor:
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = BY_TORCH_NAME.get(name)
+    if dtype is None or tensor.layout is not torch.strided:
+        kind = name if dtype is None else str(tensor.layout)
+        raise DumpError(f"{where}: holds a {kind} tensor; dumps hold dense tensors of {', '.join(DTYPES)}")
+    try:
+        raw = tensor.detach().contiguous().view(getattr(torch, _UNSIGNED[dtype.size])).numpy()
+    except Exception as error:  # no storage at all, or a stride of 0 that claims more elements than there is memory
+        raise DumpError(f"{where}: a tensor {list(tensor.shape)} has no usable data ({_first_line(str(error))})") from error
+    return FileTensor(dtype.name, raw)
