@@ -1,4 +1,4 @@
-"""Makes docs/check.md and docs/engines.md out of the code's own tables: `python docs/generate.py` (or `--check`).
+"""Makes check.md, engines.md and compare.md out of the code's own tables: `python docs/generate.py` (or `--check`).
 
 Every example of a finding is the output of the scenario that the tests run.
 """
@@ -14,7 +14,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "impl")]  # runs from a bare checkout too
 
-from specalign.layer_ids.engine_profiles import CaptureProfile  # noqa: E402  # after the path is set
+from specalign.compare.explain import CAUSES  # noqa: E402  # after the path is set
+from specalign.compare.result import PROBLEMS  # noqa: E402
+from specalign.layer_ids.engine_profiles import CaptureProfile  # noqa: E402
 from specalign.layer_ids.engines import EngineTable, load_engines  # noqa: E402
 from specalign.layer_ids.findings import CODES, CONCERNS  # noqa: E402
 from specalign.layer_ids.rules import RULES  # noqa: E402
@@ -93,10 +95,26 @@ def _row(c: CaptureProfile) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
+def compare_page() -> str:
+    """docs/compare.md: the hand-written text, with the tables of problems and causes in their places."""
+    text = (ROOT / "docs" / "compare.head.md").read_text("utf-8")
+    tables = {
+        "problems": [f"| `{code}` | {meaning} |" for code, meaning in PROBLEMS.items()],
+        "causes": [f"| `{code}` | {meaning} |" for code, (meaning, _) in CAUSES.items()],
+    }
+    for name, rows in tables.items():
+        text = text.replace(f"<!-- {name} -->", "\n".join(rows))
+    return text
+
+
 def pages() -> dict[Path, str]:
     """File → what must stand in it."""
     docs = ROOT / "docs"
-    return {docs / "check.md": check_page(), docs / "engines.md": engines_page(load_engines())}
+    return {
+        docs / "check.md": check_page(),
+        docs / "engines.md": engines_page(load_engines()),
+        docs / "compare.md": compare_page(),
+    }
 
 
 def main() -> int:

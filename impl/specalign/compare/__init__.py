@@ -1,0 +1,1 @@
+"""Where two runs of one model differ first, and why: bits, coverage, explanations, reports."""
