@@ -25,7 +25,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 .PHONY: help demo test lint types imports workflows faults fuzz bench-start conformance verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
-	@echo "make demo            check a published draft head for every engine, and run the checks as tests"
+	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
 	@echo "make test            all CPU tests"
 	@echo "make lint types imports workflows   the static checks"
 	@echo "make faults          the public faults as mutants: each one must be found"
@@ -41,7 +41,7 @@ help:
 $(RUN_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[hypothesis,xdist]' --group test
+	$(BIN)/python -m pip install --quiet --editable '.[hypothesis,xdist,report]' --group test
 	@touch $@
 
 # torch by itself first: asked for together with what needs it, pip might choose another build.

@@ -1,13 +1,15 @@
-"""Check a published draft head for every engine, then run the same checks as tests; exits 1 if an outcome is not as promised.
+"""Check a published draft head for every engine, run the same checks as tests, compare two dumps that differ by an off-by-one.
 
 The head is nvidia/gpt-oss-120b-Eagle3-v3. SGLang 0.5.16 adds 1 to its ids, loses the last state and dies at the first request on
-5760 features where 8640 are needed; SGLang 0.5.23 serves it. Works where the package is installed and in a bare checkout.
+5760 features where 8640 are needed; SGLang 0.5.23 serves it. The dumps are those of `two_dumps.py`. Exits 1 if an outcome is not
+as promised. Works where the package is installed and in a bare checkout.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -22,6 +24,7 @@ OLD, NEW = "sglang==0.5.16", "sglang==0.5.23"
 CRASH = "5760 and 8640"
 SUITE = "pytest_specalign.suite.pair"
 SHOWN_LINES = 8
+OFF_BY_ONE = "boundary 1 of side b is boundary 2 of side a"
 
 
 class DemoError(Exception):
@@ -29,17 +32,20 @@ class DemoError(Exception):
 
 
 def main() -> int:
-    """Run both parts and say where the reports are."""
+    """Run all parts and say where the reports are."""
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         check_all_engines()
         run_suite(NEW, must_pass=True)
         run_suite(OLD, must_pass=False)
+        compare_dumps()
     except DemoError as error:
         print(f"\ndemo FAILED: {error}", file=sys.stderr)
         print(f"what was written so far is in {shown(OUT)}", file=sys.stderr)
         return 1
-    print(f"\nThe report is in {shown(OUT)}: check.txt, check.json and one JUnit file for each run of the suite.")
+    print(
+        f"\nThe reports are in {shown(OUT)}: check.txt, check.json, one JUnit file for each run of the suite, and compare.html."
+    )
     return 0
 
 
@@ -79,6 +85,31 @@ def run_suite(engine: str, *, must_pass: bool) -> None:
         expect(any(CRASH in text for text in failures), f"no failure of the suite for {engine} shows `{CRASH}`")
     verdict = f"{len(failures)} of {count} fail, as they must" if failures else f"all {count} pass"
     print(f"=> {engine}: {verdict}.")
+
+
+def compare_dumps() -> None:
+    """`specalign compare` on two dumps that must be equal, and on two of which one is off by one: it must say so."""
+    right, wrong = OUT / "dumps-right", OUT / "dumps-off-by-one"
+    for folder, extra in ((right, ["--right"]), (wrong, [])):
+        shutil.rmtree(folder, ignore_errors=True)
+        done = run([sys.executable, "examples/two_dumps.py", shown(folder), *extra])
+        expect(done.returncode == 0, f"two_dumps.py ended with {done.returncode}: {last_lines(done)}")
+    expect(compare(right).returncode == 0, "the two dumps that are equal do not compare equal")
+    page = OUT / "compare.html"
+    page.unlink(missing_ok=True)
+    title(f"specalign compare {shown(wrong / 'train')} {shown(wrong / 'rollout')} --html {shown(page)}")
+    done = compare(wrong, "--html", shown(page))
+    print(done.stdout.rstrip())
+    expect(done.returncode == 1, f"specalign compare ended with {done.returncode}, not 1: {last_lines(done)}")
+    expect(OFF_BY_ONE in done.stdout, f"specalign compare did not explain the off-by-one: {last_lines(done)}")
+    expect(page.is_file(), "specalign compare wrote no page")
+    print(f"=> explained: {OFF_BY_ONE}.")
+
+
+def compare(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    """`specalign compare` on the two dumps of a folder."""
+    dumps = [shown(folder / "train"), shown(folder / "rollout")]
+    return run([sys.executable, "-m", "specalign.cli.main", "compare", *dumps, *extra])
 
 
 def specalign(form: str) -> str:

@@ -117,7 +117,7 @@ def test_no_unknown_files() -> None:
     found = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     pairs = [f"heads/{h}" for h in HEADS] + [f"targets/{t}" for t in TARGETS]
     known = {f"{pair}/{name}" for pair in pairs for name in ("config.json", "facts.toml")}
-    assert found == known | {"README.md", "demo.py", "heads/expected.toml"}
+    assert found == known | {"README.md", "demo.py", "two_dumps.py", "heads/expected.toml"}
 
 
 def test_the_v3_head_crashes_on_the_old_sglang_and_is_clean_on_the_new_one() -> None:
