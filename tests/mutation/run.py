@@ -12,6 +12,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -118,8 +119,13 @@ def prepare(campaign: Campaign) -> None:
 
 
 def run_mutmut(campaign: Campaign, names: Iterable[str] = ()) -> None:
-    """mutmut over the names, or over all mutants; its status says nothing about survivors, so `read_run` looks at its notes."""
-    subprocess.run([sys.executable, "-m", "mutmut", "run", *names], cwd=campaign.folder, check=False)
+    """mutmut over the names, or over all mutants; its status says nothing about survivors, so `read_run` looks at its notes.
+
+    One thread: mutmut forks after the tests have run once, a pool of threads does not live on in the fork, and a test that waits
+    for it in vain would pass for one that noticed its mutant.
+    """
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "mutmut", "run", *names], cwd=campaign.folder, env=alone, check=False)
 
 
 def sampled_names(campaign: Campaign, size: int, seed: int) -> list[str]:
