@@ -42,6 +42,7 @@ LAYER_ID_TESTS = tuple(
         "test_tensor_files.py",
         "test_tensor_headers.py",
         "test_example_heads.py",
+        "layer_ids",
         "checks",
         "cli/test_check.py",
         "cli/test_ids_and_engines.py",

@@ -198,7 +198,7 @@ def _detect_kind(config: Mapping[str, object], architecture: str, tensors: Tenso
         if key is not None:
             return kind, f"the config has {key}"
     if _eagle3_weights(tensors):
-        return "eagle3", "the weights hold fc.weight over several chunks or midlayer.*"
+        return "eagle3", "the weights hold midlayer.*, d2t or input_norm.*"
     return None, "no mark of a draft head"
 
 

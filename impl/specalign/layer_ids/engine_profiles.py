@@ -110,15 +110,13 @@ class CaptureProfile:
 
     def rule_for(self, place: str | None) -> Rule:
         """The rule, without this profile's limits, for ids that were read from `place`."""
-        return RULES[self.place_rules.get(place or "", self.rule)]
+        return RULES[self.rule if place is None else self.place_rules.get(place, self.rule)]
 
     def as_rule(self, place: str | None = None) -> Rule:
         """The rule for ids from `place`, with this profile's limits."""
-        order = "layer" if self.order == "layer" else "config"
-        duplicates = {"collapse": "collapse", "keep": "keep"}.get(self.duplicates, "refuse")
         return self.rule_for(place).narrowed(
-            order=order,  # type: ignore[arg-type]  # the loader checked the values
-            duplicates=duplicates,  # type: ignore[arg-type]
+            order=self.order,  # type: ignore[arg-type]  # the loader checked the values
+            duplicates="refuse" if self.duplicates == "error" else self.duplicates,  # type: ignore[arg-type]
             reaches_n=self.reach == "n",
             refuse_default=self.default != "rule",
         )
