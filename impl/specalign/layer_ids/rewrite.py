@@ -15,7 +15,7 @@ from typing import Any
 
 from specalign.layer_ids.conventions import format_states
 from specalign.layer_ids.draft_config import ID_PLACES, NORM_FLAGS, TARGET_HIDDEN_PLACES
-from specalign.layer_ids.engines import EngineTable, load_engines
+from specalign.layer_ids.engines import EngineTable
 from specalign.layer_ids.errors import LayerIdError
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.places import MISSING, look_up
@@ -41,11 +41,11 @@ def rewritten_config(report: CheckReport, *, table: EngineTable | None = None) -
         raise InputError("--write-config needs to know what the ids mean: say --convention boundary or --convention output")
     config: dict[str, Any] = copy.deepcopy(dict(report.draft.config))
     notes = [*_write_ids(report, config), *_write_norms(report, config), *_write_hidden(report, config)]
-    notes += _reading_again(report, config, table or load_engines())
+    notes += _reading_again(report, config, table)
     return config, tuple(notes or ["nothing to change"])
 
 
-def _reading_again(report: CheckReport, config: dict[str, Any], table: EngineTable) -> list[str]:
+def _reading_again(report: CheckReport, config: dict[str, Any], table: EngineTable | None) -> list[str]:
     """What a reader of the new file must know; nothing where it speaks for itself.
 
     Raises:
@@ -53,7 +53,8 @@ def _reading_again(report: CheckReport, config: dict[str, Any], table: EngineTab
     """
     meant, declared = report.meaning.states, report.meaning.convention
     draft = dataclasses.replace(report.draft, config=config)
-    by_flag = (report.views[0].place or "").startswith("cli:")
+    place = report.views[0].place
+    by_flag = place is not None and place.startswith("cli:")
     for convention in (None, declared):
         again = check(draft, report.target, engines=[report.views[0].label], convention=convention, table=table)
         captured = again.views[0].states
@@ -160,8 +161,8 @@ def write_json_atomically(data: Mapping[str, Any], out: Path) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode())
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
