@@ -181,8 +181,8 @@ def _read_ref(ref: Path) -> str | None:
 
 def _repo_of(folder: Path) -> str | None:
     """The repository id for a path like models--ORG--NAME/snapshots/HASH, else None."""
-    parts = folder.absolute().parts
-    return _repo_id(parts[-3]) if len(parts) > 3 and parts[-2] == "snapshots" else None
+    snapshots = folder.absolute().parent
+    return _repo_id(snapshots.parent.name) if snapshots.name == "snapshots" else None
 
 
 def _repo_id(folder_name: str) -> str | None:
