@@ -48,7 +48,7 @@ def test_the_arguments_of_a_compiled_block_are_named_by_the_block_within() -> No
 @pytest.mark.parametrize("number", [None, "first", 1.0])
 def test_a_layer_number_that_is_no_integer_says_nothing_about_stages(number: object) -> None:
     model = Stack()
-    model.layers[0].layer_number = number
+    model.layers[0].layer_number = number  # type: ignore[assignment]
     with torch.no_grad(), capture_states(model, (1,)) as capture:
         model(start())
     assert capture.states[0][0, 0].item() == 1

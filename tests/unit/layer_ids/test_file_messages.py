@@ -73,10 +73,20 @@ def test_only_a_missing_file_is_asked_whether_it_is_a_broken_link(tmp_path: Path
 
 def test_the_one_who_opens_hands_the_path_on(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    for call in (lambda: read_json_object(gone), lambda: list_names(gone), lambda: read_bounded(gone, 9)):
+    missing: list[Callable[[], object]] = [
+        lambda: read_json_object(gone),
+        lambda: list_names(gone),
+        lambda: read_bounded(gone, 9),
+    ]
+    for call in missing:
         assert refusal(call) == f"{gone}: no such file or folder; check the path"
     unusable = "'a\\x00b': not a usable path (embedded null byte); check the path"
-    for call in (lambda: read_json_object(Path("a\0b")), lambda: list_names(Path("a\0b")), lambda: is_there(Path("a\0b"))):
+    impossible: list[Callable[[], object]] = [
+        lambda: read_json_object(Path("a\0b")),
+        lambda: list_names(Path("a\0b")),
+        lambda: is_there(Path("a\0b")),
+    ]
+    for call in impossible:
         assert refusal(call) == unusable
 
 

@@ -9,7 +9,7 @@ import pytest
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.target_config import TargetSpec, parse_target
 
-SIZES = {"num_hidden_layers": 4, "hidden_size": 8}
+SIZES: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 8}
 
 
 def refusal(config: dict[str, Any]) -> str:
