@@ -156,15 +156,13 @@ def parse_draft(
     """
     architecture = _architecture(config)
     found, why = _detect_kind(config, architecture, tensors)
-    if found is None and kind is None:
+    chosen = kind or found
+    if chosen is None:
         model = architecture or config.get("model_type") or "no architectures, no model_type"
         raise InputError(
             f"{name}: this config is not recognizably a draft head ({str(model)[:80]}): it names no EAGLE3, DFlash or DSpark"
             " architecture or key; give the draft first and the target second, or say --kind"
         )
-    chosen = kind or found
-    if chosen is None:  # unreachable by the test above; keeps the type narrow without an assert
-        raise InputError(f"{name}: say --kind")
     return DraftSpec(
         name=name,
         kind=chosen,

@@ -92,6 +92,27 @@ def test_block_outputs_get_boundaries_beside_them_for_an_engine_that_reads_the_t
     assert notes == (f"{IDS} = [2, 18, 33], which this engine takes for [2, 18, 33]",)
 
 
+def test_ids_at_a_third_place_get_both_lists_beside_them() -> None:
+    changed, notes = rewrite(EAGLE3 | {IDS: [24, 30, 36]}, capture("output", "own_ids"))
+    assert changed == {"own_ids": [23, 29, 35], "eagle_config": {IDS: [23, 29, 35]}}
+    assert notes == (
+        "own_ids = [23, 29, 35], which this engine takes for [24, 30, 36]",
+        f"{NESTED} = [23, 29, 35], so that the two lists say their convention",
+    )
+
+
+def test_an_empty_nested_list_is_filled_so_that_the_two_lists_say_their_convention() -> None:
+    changed, notes = rewrite(nested([]) | {IDS: [2, 18, 33]}, capture("boundary", IDS), says="boundary")
+    assert changed == {"eagle_config": {IDS: [1, 17, 32]}}
+    assert notes == (f"{NESTED} = [1, 17, 32], so that the two lists say their convention",)
+
+
+def test_the_rule_is_the_one_of_the_place_that_is_written() -> None:
+    changed, notes = rewrite(nested([24, 30, 36]), capture("boundary", NESTED, place_rules={NESTED: "output"}))
+    assert changed["eagle_config"] == {IDS: [23, 29, 35]}
+    assert notes[0] == f"{NESTED} = [23, 29, 35], which this engine takes for [24, 30, 36]"
+
+
 def test_both_places_agree_afterwards() -> None:
     config = nested([24, 30, 36]) | {IDS: [20, 30, 36]}
     changed, notes = rewrite(config, capture("boundary", NESTED))
@@ -137,12 +158,13 @@ def test_the_number_of_states_is_written_where_the_engine_reads_it_apart() -> No
     blind = reader(ids_width=(IDS,))
     assert rewrite(four, capture("boundary", IDS), blind) == ({}, ("nothing to change",))
     assert rewrite(four, capture("boundary", IDS)) == ({}, ("nothing to change",))
-    moved = rewrite(four | {IDS: None} | nested([24, 30, 36]), capture("output", NESTED), counts)
-    assert moved[0]["num_aux_hidden_states"] == 3
-    assert moved[1][1:] == (
-        "num_aux_hidden_states = 3",
-        f"{IDS} = [24, 30, 36], so that the two lists say their convention",
-    )
+    for config, noted in ((four, ("num_aux_hidden_states = 3",)), (three, ())):
+        moved = rewrite(config | {IDS: None} | nested([24, 30, 36]), capture("output", NESTED), counts)
+        assert moved[1] == (
+            f"{NESTED} = [23, 29, 35], which this engine takes for [24, 30, 36]",
+            *noted,
+            f"{IDS} = [24, 30, 36], so that the two lists say their convention",
+        )
 
 
 def test_ids_given_by_a_flag_need_no_change_of_the_file() -> None:

@@ -39,10 +39,12 @@ def test_two_spaces_ascii_and_a_line_break_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_masked")
-def test_a_new_file_gets_what_the_umask_allows_and_the_umask_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mask", "mode"), [(0o027, 0o640), (0o022, 0o644), (0o077, 0o600), (0o000, 0o666)])
+def test_a_new_file_gets_what_the_umask_allows_and_the_umask_stays(tmp_path: Path, mask: int, mode: int) -> None:
+    os.umask(mask)
     write_json_atomically({}, tmp_path / "out.json")
-    assert mode_of(tmp_path / "out.json") == 0o640
-    assert os.umask(0o027) == 0o027
+    assert mode_of(tmp_path / "out.json") == mode
+    assert os.umask(mask) == mask
 
 
 @pytest.mark.usefixtures("_masked")
