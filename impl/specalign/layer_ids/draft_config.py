@@ -187,9 +187,9 @@ def _architecture(config: Mapping[str, object]) -> str:
 
 def _detect_kind(config: Mapping[str, object], architecture: str, tensors: TensorFacts | None) -> tuple[Kind | None, str]:
     model = config.get("speculators_model_type")
-    named = " ".join((architecture, model if isinstance(model, str) else "")).lower()
+    named = [text.lower() for text in (architecture, model) if isinstance(text, str)]
     for kind, marks, _ in _KIND_MARKS:
-        if any(mark in named for mark in marks) and not (kind == "eagle" and _eagle3_weights(tensors)):
+        if any(mark in text for text in named for mark in marks) and not (kind == "eagle" and _eagle3_weights(tensors)):
             return kind, f"{architecture or model}"
     for kind, _, keys in _KIND_MARKS:
         key = next((key for key in keys if config.get(key) is not None), None)
