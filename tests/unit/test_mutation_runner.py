@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mutation.classify import Explanation, Mutant, only_text_differs, read_explained, read_run, readable
-from tests.mutation.run import EXPLAINED, campaigns, fate_of, mutmut_table, stale, table
+from tests.mutation.run import EXPLAINED, campaigns, fate_of, mutmut_table, run_mutmut, stale, table
 
 TEXT = [
     ('raise LayerIdError("a bad id")', 'raise LayerIdError("XXa bad idXX")'),
@@ -144,3 +146,14 @@ def test_layer_ids_are_run_in_full_and_the_other_rooms_by_sample() -> None:
     assert '"src/specalign/layer_ids/rules.py"' in mutmut_table(campaigns(["layer_ids/rules"], 5)[0])
     with pytest.raises(SystemExit, match="cli"):
         campaigns(["cli"], 5)
+
+
+def test_workers_have_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waits forever for its threads after a fork, and a run without end counts as a test that failed."""
+    started: list[Any] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: started.append((command[1:], options)))
+    run_mutmut(campaigns(["draft"], 5)[0], ["a", "b"])
+    ((command, options),) = started
+    assert command == ["-m", "mutmut", "run", "a", "b"]
+    assert (options["env"]["OMP_NUM_THREADS"], options["env"]["MKL_NUM_THREADS"]) == ("1", "1")
+    assert options["env"]["PATH"]
