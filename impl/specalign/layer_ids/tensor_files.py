@@ -340,11 +340,11 @@ def _check_layout(entries: Sequence[_Entry], where: str) -> None:
 
 
 def _check_size(needed: int, there: int, file: Path) -> None:
-    prefix = file.name.endswith(_HEADER_SUFFIX)
-    if there == needed or (prefix and there < needed):
+    short = there < needed
+    if there == needed or (short and file.name.endswith(_HEADER_SUFFIX)):
         return
-    what = "is cut off" if there < needed else "goes on behind its last tensor"
-    hint = f" (a prefix without the weights is named {_HEADER_SUFFIX})" if there < needed else ""
+    what = "is cut off" if short else "goes on behind its last tensor"
+    hint = f" (a prefix without the weights is named {_HEADER_SUFFIX})" if short else ""
     raise InputError(
         f"{shown(file)}: {what}: its header asks for {needed} bytes of data and {there} are there; download it again{hint}"
     )

@@ -194,6 +194,12 @@ def test_a_repository_without_snapshots_says_so(cache: Path) -> None:
     assert refusal("org/name@v2", cache) == says.format("v2") + " --revision v2"
 
 
+def test_a_branch_may_be_called_like_a_commit(cache: Path) -> None:
+    add_snapshot(cache)
+    snapshot = add_snapshot(cache, "f" * 40, ref="dev")
+    assert locate("org/name@dev", hub_cache=cache).folder == snapshot
+
+
 def test_the_only_snapshot_is_not_taken_for_a_revision_that_was_asked_for(cache: Path) -> None:
     add_snapshot(cache, ref=None)
     assert "no snapshot of the revision v2" in refusal("org/name@v2", cache)

@@ -235,8 +235,8 @@ def test_a_git_lfs_pointer_is_told(tmp_path: Path) -> None:
         ({"a": entry(0, 1, [-1])}, f"header entry 'a' has the shape [-1], which is no list of sizes; {WRITE}"),
         ({"a": entry(2, 1, [1])}, f"header entry 'a' has the data_offsets [2, 1], which are no [begin, end]; {WRITE}"),
         (
-            {"a": entry(0, 4, [3], "F16")},
-            f"header entry 'a' spans 32 bits, but F16 of shape [3] takes 48; the header is damaged, {WRITE}",
+            {"a": entry(0, 1), "b": entry(1, 5, [3], "F16")},
+            f"header entry 'b' spans 32 bits, but F16 of shape [3] takes 48; the header is damaged, {WRITE}",
         ),
         (
             {"a": entry(0, 4, [2**63, 2])},
