@@ -241,10 +241,11 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _parse_int(text: str) -> int:
+    bounded = _bounded_number(text)
     try:
-        return int(_bounded_number(text))
+        return int(bounded)
     except ValueError as error:  # this process set a limit below ours with sys.set_int_max_str_digits
-        raise error if isinstance(error, _RefusedError) else _RefusedError(str(error)) from None
+        raise _RefusedError(str(error)) from None
 
 
 def _parse_float(text: str) -> float:
