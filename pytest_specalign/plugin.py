@@ -10,7 +10,7 @@ from collections.abc import Generator  # noqa: E402  # the rewrite must be asked
 from pathlib import Path  # noqa: E402
 
 from pytest_specalign import hookspecs, marks, options, report, suite  # noqa: E402
-from pytest_specalign.layers import capture_boundaries  # noqa: E402, F401  # a fixture: pytest finds it here
+from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401  # fixtures: pytest finds them here
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

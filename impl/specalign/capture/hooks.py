@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,9 +14,10 @@ from specalign.capture.errors import CaptureError
 from specalign.capture.parts import ModelParts, find_parts
 from specalign.capture.passes import Pass, Reading, ReadInput, ReadOutput
 from specalign.capture.plan import CapturePlan, Duplicates, as_plan
-from specalign.capture.refusals import check_hookable, check_running, in_backward
+from specalign.capture.refusals import check_running
 from specalign.capture.stages import Carried, Stage, extend
 from specalign.capture.stream import Complete, Copying
+from specalign.capture.watch import Watch
 from specalign.layer_ids import POST_NORM, State
 
 
@@ -60,16 +58,16 @@ class CapturedForward:
         return extend(self.stage, self.plan, carried, self.captured)
 
 
-class Capture(contextlib.AbstractContextManager["Capture"]):
+class Capture(Watch[Pass], contextlib.AbstractContextManager["Capture"]):
     """Made by `capture_states`; see there. Enter it once. Captures of one model may be open at the same time."""
 
+    caller = "capture_states"
+
     def __init__(self, model: nn.Module, plan: CapturePlan, parts: ModelParts, copying: Copying, reading: Reading) -> None:
+        super().__init__(model, parts)
         self.plan = plan
-        self._model, self._parts, self._copying, self._reading = model, parts, copying, reading
-        self._handles: list[Any] = []
+        self._copying, self._reading = copying, reading
         self._forwards: list[CapturedForward] = []
-        self._pass: Pass | None = None
-        self._pending_error: BaseException | None = None
         self._phase: Literal["new", "open", "closed"] = "new"
 
     @property
@@ -105,56 +103,19 @@ class Capture(contextlib.AbstractContextManager["Capture"]):
     def __enter__(self) -> Capture:
         if self._phase != "new":
             raise CaptureError(f"this capture is {self._phase}: it is entered once. Call capture_states again for another")
-        check_running()
-        norm = (self._parts.final_norm,) if self._parts.final_norm is not None else ()
-        check_hookable(self._model, (self._model, *self._parts.blocks, *norm))
+        self._put_on()
         self._phase = "open"
-        try:
-            self._add_hooks()
-        except BaseException:
-            self._remove_hooks()
-            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._remove_hooks()
+        self._phase = "closed"
+        self._take_off()
 
-    def _add_hooks(self) -> None:
-        add = self._handles.append
-        add(self._model.register_forward_pre_hook(self._before_model, with_kwargs=True))
-        for place, block in enumerate(self._parts.blocks):
-            add(block.register_forward_pre_hook(functools.partial(self._before_block, place), with_kwargs=True))
-            add(block.register_forward_hook(functools.partial(self._after_block, place), with_kwargs=True))
-        norm = self._parts.final_norm
-        if norm is not None:
-            add(norm.register_forward_pre_hook(self._before_norm, with_kwargs=True))
-            add(norm.register_forward_hook(self._after_norm, with_kwargs=True))
-        add(self._model.register_forward_hook(self._after_model, with_kwargs=True, always_call=True))
+    def _begin(self, args: Any, kwargs: Any) -> Pass:
+        check_running()  # torch.compile may trace this by itself, and must run it instead
+        return Pass(self.plan, self._parts, self._copying, self._reading)
 
-    def _remove_hooks(self) -> None:
-        self._phase, self._pass = "closed", None
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _before_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_recomputation():
-            return
-        if self._pass is not None:
-            raise CaptureError(
-                f"the {type(model).__name__} was called while a forward of it was running: from within itself, from another"
-                " thread, or after an interrupt. One capture follows one forward at a time"
-            )
-        self._pending_error = sys.exc_info()[1]
-        self._pass = Pass(self.plan, self._parts, self._copying, self._reading)
-
-    def _after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if in_backward():
-            return
-        current, self._pass = self._pass, None
-        before, self._pending_error = self._pending_error, None
-        # A hook that is always called also runs when the forward failed: then the error is in flight, and nothing is kept.
-        if current is None or sys.exc_info()[1] is not before:
-            return
+    def _finish(self, current: Pass, output: Any) -> None:
         captured = current.finish()
         self._forwards.append(CapturedForward(self.plan, self._parts.stage, captured, self._arranged(current, captured)))
 
@@ -164,35 +125,6 @@ class Capture(contextlib.AbstractContextManager["Capture"]):
         if not current.width:
             return self.plan.arrange(captured)
         return self.plan.arrange(captured, width=current.width, rows=current.rows)
-
-    def _before_block(self, place: int, block: nn.Module, args: Any, kwargs: Any) -> None:
-        self._show(f"block {self._parts.stage.start + place}", lambda current: current.enter_block(place, block, args, kwargs))
-
-    def _after_block(self, place: int, block: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._show(f"block {self._parts.stage.start + place}", lambda current: current.leave_block(place, args, kwargs, output))
-
-    def _before_norm(self, norm: nn.Module, args: Any, kwargs: Any) -> None:
-        self._show("the final norm", lambda current: current.enter_norm(norm, args, kwargs))
-
-    def _after_norm(self, norm: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._show("the final norm", lambda current: current.leave_norm(output))
-
-    def _show(self, what: str, show: Callable[[Pass], None]) -> None:
-        if self._is_recomputation():
-            return
-        if self._pass is None:
-            raise CaptureError(
-                f"{what} ran outside of a forward of the {type(self._model).__name__}: give capture_states the module that"
-                " you call"
-            )
-        if self._pass.thread != threading.get_ident():
-            raise CaptureError(f"{what} ran in another thread than the forward it belongs to: boundaries would be mixed up")
-        show(self._pass)
-
-    def _is_recomputation(self) -> bool:
-        check_running()
-        # The states were captured in the forward; the second run inside backward gives the same ones again.
-        return in_backward()
 
 
 def capture_states(

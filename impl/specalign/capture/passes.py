@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -37,7 +37,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """The stream at one place. `held` is a stream that the engine keeps outside of the tensors (see `_held_stream`)."""
+    """The stream at one place. `held` is a stream that the engine keeps outside of the tensors (see `held_stream`)."""
 
     hidden: Any
     residual: Tensor | None
@@ -54,6 +54,7 @@ class Pass:
 
     def __init__(self, plan: CapturePlan, parts: ModelParts, copying: Copying, reading: Reading) -> None:
         self.plan, self.parts, self.copying, self.reading = plan, parts, copying, reading
+        self.parameter_names: Mapping[int, Sequence[str]] = {}
         # What no block has returned owes no sum: the embedding output, and what the norm made.
         self._whole = dataclasses.replace(copying, complete=None)
         self.wanted = frozenset(parts.stage.owned(plan))
@@ -73,9 +74,9 @@ class Pass:
         if number not in self.wanted:
             return
         # The stream is let go once it has been compared: capture holds no memory but the copies.
-        seen = self._read_input(block, args, kwargs, f"block {number}")
+        seen = self.read_in(block, args, kwargs, f"block {number}")
         if place == 0:
-            self.captured[number] = self._copy(seen, self._whole, number)
+            self.take(number, seen, self._whole)
         else:
             self._check_unchanged(seen, f"block {number}", number)
             self.last = None
@@ -89,9 +90,9 @@ class Pass:
         if boundary not in self.wanted and not is_last:
             self.last = None
             return
-        self.last = self._read_output(args, kwargs, output, f"block {number}")
+        self.last = self.read_out(args, kwargs, output, f"block {number}")
         if boundary in self.wanted:
-            self.captured[boundary] = self._copy(self.last, self.copying, boundary)
+            self.take(boundary, self.last, self.copying)
         if is_last and isinstance(self.last.hidden, Tensor):
             self.rows, self.width = tuple(self.last.hidden.shape[:-1]), self.last.hidden.shape[-1]
 
@@ -116,7 +117,7 @@ class Pass:
         normed = output[0] if isinstance(output, tuple) and output else output
         if not isinstance(normed, Tensor):
             raise CaptureError(f"the final norm returned a {type(normed).__name__}, not a tensor")
-        self.captured[POST_NORM] = snapshot(normed, None, self._whole, "POST_NORM")
+        self.take(POST_NORM, Seen(normed, None), self._whole)
 
     def finish(self) -> dict[State, Tensor]:
         """All that this stage owns, once the model's forward is over."""
@@ -131,29 +132,28 @@ class Pass:
             # Engines skip the norm of an idle batch (SGLang's GPT-OSS does).
             hidden = self.last.hidden if self.last is not None else None
             if isinstance(hidden, Tensor):
-                self.captured[POST_NORM] = snapshot(hidden, None, self._whole, "POST_NORM")
+                self.take(POST_NORM, Seen(hidden, None), self._whole)
         missing = [name_of(state) for state in self.plan.wanted if state in self.wanted and state not in self.captured]
         if missing:
             raise CaptureError(f"the forward is over and {', '.join(missing)} never came by: did the final norm run its hooks?")
         return self.captured
 
-    def _copy(self, seen: Seen, copying: Copying, boundary: int) -> Tensor:
-        where = name_of(boundary)
-        if seen.held is not None:
-            return own(seen.held.snapshot(seen.hidden), copying)
-        return snapshot(seen.hidden, seen.residual, copying, where)
+    def take(self, state: State, seen: Seen, copying: Copying) -> None:
+        """A state that is wanted has come by: keep a copy."""
+        self.captured[state] = copy_of(seen, copying, name_of(state))
 
-    def _read_input(self, block: nn.Module, args: Args, kwargs: Kwargs, where: str) -> Seen:
+    def read_in(self, block: nn.Module, args: Args, kwargs: Kwargs, where: str) -> Seen:
         if self.reading.read_input is not None:
             return Seen.at(*self.reading.read_input(args, kwargs))
-        held = _held_stream(args, kwargs)
-        hidden, residual = read_input(block, args, kwargs, where, opaque=held is not None)
+        held = held_stream(args, kwargs)
+        names = self.parameter_names.get(id(block))
+        hidden, residual = read_input(block, args, kwargs, where, opaque=held is not None, names=names)
         return Seen.at(hidden, residual, held)
 
-    def _read_output(self, args: Args, kwargs: Kwargs, output: Any, where: str) -> Seen:
+    def read_out(self, args: Args, kwargs: Kwargs, output: Any, where: str) -> Seen:
         if self.reading.read_output is not None:
             return Seen.at(*self.reading.read_output(output))
-        held = _held_stream(args, kwargs)
+        held = held_stream(args, kwargs)
         if held is not None:
             return Seen.at(output, None, held)
         return Seen.at(*split_output(output, where))
@@ -187,16 +187,26 @@ class Pass:
         )
 
 
-def read_input(block: nn.Module, args: Args, kwargs: Kwargs, where: str, *, opaque: bool = False) -> tuple[Any, Tensor | None]:
+def copy_of(seen: Seen, copying: Copying, where: str) -> Tensor:
+    """The stream at one place as one tensor that nobody else holds: hidden, with what is carried beside it added."""
+    if seen.held is not None:
+        return own(seen.held.snapshot(seen.hidden), copying)
+    return snapshot(seen.hidden, seen.residual, copying, where)
+
+
+def read_input(
+    block: nn.Module, args: Args, kwargs: Kwargs, where: str, *, opaque: bool = False, names: Sequence[str] | None = None
+) -> tuple[Any, Tensor | None]:
     """`(hidden, residual)` out of the arguments of a block: by the names of its parameters, else the one float tensor.
 
     Args:
         opaque: hidden may be something else than a tensor (SGLang's handle on an output that owes a sum).
+        names: those of the block's parameters, if they are known already.
 
     Raises:
         CaptureError: hidden cannot be told from the other arguments.
     """
-    names = _parameter_names(block)
+    names = parameter_names(block) if names is None else names
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     residual = named.get(RESIDUAL_NAME)
     residual = residual if isinstance(residual, Tensor) else None
@@ -212,13 +222,14 @@ def read_input(block: nn.Module, args: Args, kwargs: Kwargs, where: str, *, opaq
     return floats[0], residual
 
 
-def _parameter_names(block: nn.Module) -> list[str]:
+def parameter_names(block: nn.Module) -> list[str]:
+    """The names of what a block's forward takes by place."""
     inner = getattr(block, "_orig_mod", block)  # torch.compile's wrapper has no signature of its own
     parameters = inspect.signature(inner.forward).parameters.values()
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
-def _held_stream(args: Args, kwargs: Kwargs) -> Any:
+def held_stream(args: Args, kwargs: Kwargs) -> Any:
     """The residual stream that SGLang (0.5.23) keeps in its ForwardBatch while its blocks pass hidden alone: hidden without it
     is no boundary. Its `snapshot(hidden)` gives the completed sum and leaves the stream as it is.
     """

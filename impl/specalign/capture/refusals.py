@@ -41,11 +41,16 @@ def check_running() -> None:
         raise CaptureError(
             "the model is being traced by torch.jit: a trace would keep the hooks' copies forever. Capture eagerly"
         )
-    if _cuda_is_used() and torch.cuda.is_current_stream_capturing():
+    if is_recording_graph():
         raise CaptureError(
             "a CUDA graph is being recorded: hooks run now and never again on replay. Capture eagerly, or put capture_loop into"
             " the graph: its states are then tensors that each replay fills"
         )
+
+
+def is_recording_graph() -> bool:
+    """Whether what runs now is recorded into a CUDA graph."""
+    return _cuda_is_used() and torch.cuda.is_current_stream_capturing()
 
 
 def in_backward() -> bool:
