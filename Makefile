@@ -3,13 +3,17 @@
 # PYTHON  the interpreter that the virtual environment is made of (3.11 or newer)
 # VENV    where it goes
 # TORCH   the torch of the tests; `make demo` needs none. A plain `torch` may bring several GB of GPU libraries.
+# TRITON, MEGATRON   their kernels run in Triton's interpreter and their models on the CPU; megatron-core 0.19 needs Python 3.12
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers==5.19.0
+TRITON ?= triton==3.9.0
+MEGATRON ?= megatron-core==0.16.1
 SGLANG_VENV ?= .venv-sglang
 GPU_PYTHON ?= python3
+GPU_BENCHES ?= capture fingerprint record
 GPU_BENCH_ARGS ?= --record
 SGLANG_VERSIONS ?= 0.5.16 0.5.17 0.5.23
 FUZZ ?= tests/unit
@@ -22,7 +26,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start conformance verify-engines mutants wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-compare conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
@@ -32,8 +36,10 @@ help:
 	@echo "make fuzz            the property tests, 20,000 examples each"
 	@echo "make verify-engines  run the setters of real SGLang wheels against the engine profiles"
 	@echo "make conformance     SGLang's own model code on the CPU through our contracts (2.5 GB, its own environment)"
+	@echo "make browser-test    the HTML report in a headless Chromium (found, or installed by apt-get)"
 	@echo "make wheel           build the wheel into dist/ and try it in a fresh virtual environment"
 	@echo "make bench-start     what the plugin and the command cost at start"
+	@echo "make bench-compare   how fast two dumps are compared, and in how much memory"
 	@echo "make gpu-test gpu-bench   on a machine with a GPU"
 	@echo "make clean           remove the virtual environment and everything that was built"
 
@@ -47,7 +53,8 @@ $(RUN_STAMP): pyproject.toml
 # torch by itself first: asked for together with what needs it, pip might choose another build.
 $(TEST_STAMP): $(RUN_STAMP)
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet '$(TRANSFORMERS)'
+	$(BIN)/python -m pip install --quiet '$(TRANSFORMERS)' '$(TRITON)'
+	$(BIN)/python -m pip install --quiet --no-deps '$(MEGATRON)'
 	@touch $@
 
 $(DEV_STAMP): $(TEST_STAMP)
@@ -66,7 +73,9 @@ demo: $(RUN_STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(TEST_STAMP)
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/conformance/sglang; status=$$?; \
+	@SPECALIGN_TRITON=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/browser \
+		--ignore=tests/conformance/sglang; status=$$?; \
+	echo "The report was NOT looked at in a browser: make browser-test does that."; \
 	if [ -d tests/gpu ]; then \
 		echo "GPU tests were NOT run: this is the CPU run. make gpu-test runs them, on a machine with a GPU."; \
 	else \
@@ -104,6 +113,9 @@ mutants: $(DEV_STAMP)
 conformance: $(SGLANG_STAMP)
 	$(SGLANG_VENV)/bin/pytest tests/conformance/sglang
 
+browser-test: $(TEST_STAMP)
+	CHROMIUM="$$(tests/browser/get_chromium.sh)" && CHROMIUM="$$CHROMIUM" $(BIN)/pytest tests/browser
+
 verify-engines: $(RUN_STAMP)
 	@mkdir -p build/wheels
 	@status=0; for version in $(SGLANG_VERSIONS); do \
@@ -122,8 +134,14 @@ wheel: $(DEV_STAMP)
 gpu-test:
 	PYTHONPATH=impl:. $(GPU_PYTHON) -m pytest -p specalign tests/gpu
 
+# GPU_BENCH_ARGS go to each of them; GPU_BENCHES: which.
 gpu-bench:
-	PYTHONPATH=impl:. $(GPU_PYTHON) benchmarks/capture.py $(GPU_BENCH_ARGS)
+	@for bench in $(GPU_BENCHES); do \
+		echo "== $$bench"; PYTHONPATH=impl:. $(GPU_PYTHON) benchmarks/$$bench.py $(GPU_BENCH_ARGS) || exit 1; \
+	done
+
+bench-compare: $(TEST_STAMP)
+	$(BIN)/python benchmarks/compare.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

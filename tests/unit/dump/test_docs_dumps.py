@@ -14,8 +14,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def page() -> str:
-    """`dumps.md`, or the part of it that is not merged yet."""
-    return next(path for name in ("dumps.part.md", "dumps.md") if (path := DOCS / name).exists()).read_text("utf-8")
+    """`dumps.md`."""
+    return (DOCS / "dumps.md").read_text("utf-8")
 
 
 def test_the_examples_run_one_after_the_other(

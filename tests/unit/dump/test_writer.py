@@ -176,7 +176,8 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
         assert writer.passes == 1
 
 
-def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path, closes: bool) -> None:
     writer = DumpWriter(tmp_path, manifest())
     ready, parent_end = os.pipe()
     child_waits, release = os.pipe()
@@ -187,7 +188,8 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
             writer.write_pass(ROWS, [])
         except DumpError as error:
             code = 0 if "forked" in str(error) else 2
-        writer.close()
+        if closes:
+            writer.close()
         os.write(parent_end, bytes([code]))
         os.read(child_waits, 1)
         os._exit(0)
