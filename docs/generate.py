@@ -20,7 +20,8 @@ from specalign.layer_ids.engine_profiles import CaptureProfile  # noqa: E402
 from specalign.layer_ids.engines import EngineTable, load_engines  # noqa: E402
 from specalign.layer_ids.findings import CODES, CONCERNS  # noqa: E402
 from specalign.layer_ids.rules import RULES  # noqa: E402
-from tests.unit.checks.scenarios import GPT_OSS, SCENARIOS, Scenario  # noqa: E402
+from tests.unit.checks.scenarios import GPT_OSS, Scenario  # noqa: E402
+from tests.unit.checks.table import SCENARIOS  # noqa: E402
 
 CONCERN_TITLES = {
     "ids": "Ids and states",

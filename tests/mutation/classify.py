@@ -9,6 +9,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 KILLED = frozenset({1, 3, 24, 36, 152, 255, -24, -11, -9})
 """Exit codes of mutmut's workers that mean a failed test, a crash or a run without end."""
@@ -79,6 +82,7 @@ def read_explained(path: Path) -> list[Explanation]:
 def read_mutants(source: Path, exit_codes: Mapping[str, int | None]) -> Iterator[Mutant]:
     """The mutants of one file that mutmut wrote, which holds every function as it was and once more for each mutant."""
     text = source.read_text("utf-8")
+    source_lines = text.split("\n")  # once: files of a thousand mutants are long
     functions = {
         node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
@@ -90,7 +94,7 @@ def read_mutants(source: Path, exit_codes: Mapping[str, int | None]) -> Iterator
             yield Mutant(name, module, function, killed=True)
             continue
         before, after = functions[f"{mangled}__mutmut_orig"], functions[own]
-        lines = [lines_of(text, node, function) for node in (before, after)]
+        lines = [lines_of(source_lines, node, function) for node in (before, after)]
         yield Mutant(name, module, function, False, only_text_differs(before, after), *changed_lines(*lines))
 
 
@@ -108,15 +112,16 @@ def readable(mangled: str) -> str:
     return mangled.removeprefix("xǁ").replace("ǁ", ".") if mangled.startswith("xǁ") else mangled.removeprefix("x_")
 
 
-def lines_of(text: str, node: ast.AST, function: str) -> list[str]:
+def lines_of(source: Sequence[str], node: Function, function: str) -> list[str]:
     """The stripped source lines of a function, with its own name in place of the mangled one."""
-    segment = ast.get_source_segment(text, node) or ""
-    return [line.strip().replace(getattr(node, "name", ""), function.rpartition(".")[2]) for line in segment.splitlines()]
+    own = source[node.lineno - 1 : node.end_lineno]
+    return [line.strip().replace(node.name, function.rpartition(".")[2]) for line in own]
 
 
 def changed_lines(before: Sequence[str], after: Sequence[str]) -> tuple[str, str]:
     """The lines that went and the lines that came, each joined to one text."""
-    removed, added = [], []
+    removed: list[str] = []
+    added: list[str] = []
     for tag, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
             removed += before[i:j]

@@ -1,7 +1,4 @@
-"""One scenario for each finding code: a pair that shows it, and the same pair mended, which must not.
-
-`docs/check.md` is made from these, so that every example in it has run.
-"""
+"""What the scenarios are made of: the configs that most tests of the checks start from, and `Scenario` itself."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from specalign.layer_ids.tensor_files import TensorFacts, TensorInfo
 
 H = 2880
 IDS = "eagle_aux_hidden_state_layer_ids"
+NESTED = f"eagle_config.{IDS}"
 
 GPT_OSS: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
@@ -55,6 +53,17 @@ TABLE = dataclasses.replace(
 
 NEW, OLD, VLLM = "sglang==0.5.23", "sglang==0.5.16", "vllm==0.33.0"
 
+DFLASH: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "hidden_size": H,
+    "num_hidden_layers": 3,
+    "vocab_size": 201088,
+    "dflash_config": {"target_layer_ids": [1, 17, 32]},
+}
+SMALL = {"draft_vocab_size": 4}
+MLA: dict[str, Any] = {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+ROPE = {"rope_theta": 500000.0}
+
 
 def eagle(**settings: Any) -> dict[str, Any]:
     """The change of `HEAD` whose eagle_config also has `settings`."""
@@ -80,7 +89,8 @@ class Scenario:
         engine: the engine that finds it, or None for a finding about the files.
         target, mended_target: the targets; tensors, mended_tensors: weight headers or None.
         options: arguments of `check`, `mended_options` for the twin (default the same).
-        says: text that the finding must hold: the figures.
+        where, how_much: of the finding, whole; both follow from the figures above and from the rule of the engine.
+        says: text that its first sentence must hold; advice: text that its next step must hold.
     """
 
     code: str
@@ -100,7 +110,10 @@ class Scenario:
     mended_engines: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     mended_options: Mapping[str, Any] | None = None
+    where: str = ""
+    how_much: str = ""
     says: str = ""
+    advice: str = ""
 
     def report(self) -> CheckReport:
         """The check of the broken pair."""
@@ -137,221 +150,3 @@ def draft_spec(
 def target_spec(config: Mapping[str, Any]) -> TargetSpec:
     """A target out of a config."""
     return parse_target(config, name="target")
-
-
-DFLASH: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
-    "hidden_size": H,
-    "num_hidden_layers": 3,
-    "vocab_size": 201088,
-    "dflash_config": {"target_layer_ids": [1, 17, 32]},
-}
-SMALL = {"draft_vocab_size": 4}
-MLA: dict[str, Any] = {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}
-ROPE = {"rope_theta": 500000.0}
-
-SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("ids-guessed", "warning", NO_IDS | {"norm_before_fc": False}, says="[2, 18, 33]"),
-    Scenario("ids-not-read", "error", {IDS: None}, engine=VLLM, says="[2, 18, 33]"),
-    Scenario("ids-conflict", "error", {IDS: [23, 29, 35]}, engine=None, says="[23, 29, 35]"),
-    Scenario("ids-invalid", "error", ids([24, 30, -1]), engine=None, says="-1"),
-    Scenario("convention-undecidable", "warning", ids([3, 19, 30]), engine=None, says="OUTPUT: [4, 20, 31]"),
-    Scenario(
-        "ids-shifted", "error", {}, engine=OLD, engines=(OLD,), mended_engines=("sglang==0.5.17",), says="1 boundary too late"
-    ),
-    Scenario(
-        "ids-refused",
-        "error",
-        {},
-        base=DFLASH | {"dflash_config": {"target_layer_ids": [1, 17, 35]}},
-        mended=DFLASH,
-        target=GPT_OSS | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
-        says="IndexError",
-    ),
-    Scenario("ids-reordered", "error", ids([36, 24, 30]), says="[24, 30, 36] in place of [36, 24, 30]"),
-    Scenario("ids-collapsed", "error", ids([24, 24, 36]), says="captured [24, 36]"),
-    Scenario("state-unreachable", "error", {}, target=LLAMA, mended_target=GPT_OSS, says="captured [25, 31]"),
-    Scenario(
-        "state-corrupt",
-        "error",
-        ids([1, 17, 32]),
-        target=GPT_OSS | {"architectures": ["Gemma3ForCausalLM"]},
-        mended=ids([1, 17, 32]),
-        mended_target=LLAMA,
-        says="without the residual",
-    ),
-    Scenario(
-        "default-too-shallow",
-        "error",
-        NO_IDS | {"norm_before_fc": False},
-        target=LLAMA | {"num_hidden_layers": 4},
-        mended_target=LLAMA,
-        mended=NO_IDS | {"norm_before_fc": False},
-        says="[2, 2, 1]",
-    ),
-    Scenario("engines-disagree", "warning", ids([3, 19, 30]), engine=None, engines=(NEW, VLLM), says="[4, 20, 31]"),
-    Scenario("aux-state-off", "info", eagle(use_aux_hidden_state=False), engine=None, says="POST_NORM"),
-    Scenario("eagle3-served-as-eagle", "error", {}, kind="eagle", says="EAGLE"),
-    Scenario(
-        "target-unsupported",
-        "error",
-        {},
-        target=GPT_OSS | {"architectures": ["Glm4MoeForCausalLM"]},
-        engine=VLLM,
-        mended_target=GPT_OSS,
-        says="does not support EAGLE3",
-    ),
-    Scenario(
-        "target-unprofiled", "warning", {}, engine="onnxruntime-genai", engines=("onnxruntime-genai",), mended_engines=(NEW,)
-    ),
-    Scenario("draft-unsupported", "error", {"architectures": ["OtherEagle3Head"]}, says="OtherEagle3Head"),
-    Scenario(
-        "draft-unprofiled", "warning", {"architectures": ["OtherEagle3Head"]}, engine="vllm==0.24.0", says="OtherEagle3Head"
-    ),
-    Scenario(
-        "version-unprofiled",
-        "warning",
-        {},
-        engine="sglang==0.5.20",
-        engines=("sglang==0.5.20",),
-        mended_engines=(NEW,),
-        says="0.5.17",
-    ),
-    Scenario("width-mismatch", "error", {}, engine=OLD, engines=(OLD,), mended_engines=(NEW,), says="5760 and 8640"),
-    Scenario(
-        "width-source-differs",
-        "error",
-        {"eagle_config": None, IDS: [3, 19, 30, 33]},
-        engine=VLLM,
-        mended=ids([3, 19, 30, 33]),
-        says="4 against 3",
-    ),
-    Scenario("target-hidden-size-null", "error", {"target_hidden_size": ...}, mended={"target_hidden_size": H}, says="2880"),
-    Scenario("target-mismatch", "error", {"target_hidden_size": 4096}, engine=None, says="4096"),
-    Scenario(
-        "norm-ignored",
-        "error",
-        eagle(norm_before_fc=True),
-        mended=eagle(norm_before_fc=True),
-        engine=OLD,
-        engines=(OLD,),
-        mended_engines=(NEW,),
-        says="no such setting",
-    ),
-    Scenario(
-        "norms-both-set", "error", eagle(norm_before_fc=True) | {"fc_norm": True}, mended=eagle(norm_before_fc=True), engine=None
-    ),
-    Scenario(
-        "norm-weight-without-flag",
-        "error",
-        {},
-        mended=eagle(norm_before_fc=True),
-        engine=None,
-        tensors=TENSORS | {"input_norm.weight": (3 * H,)},
-        says="8640",
-    ),
-    Scenario(
-        "norm-flag-without-weight",
-        "error",
-        eagle(norm_before_fc=True),
-        mended=eagle(norm_before_fc=True),
-        engine=None,
-        tensors=TENSORS,
-        mended_tensors=TENSORS | {"input_norm.weight": (3 * H,)},
-    ),
-    Scenario("weight-unread", "warning", {}, tensors=TENSORS | {"adapter.weight": (H, H)}, mended_tensors=TENSORS, says="1 of 9"),
-    Scenario(
-        "weight-missing",
-        "error",
-        {},
-        tensors={k: v for k, v in TENSORS.items() if k != "fc.weight"},
-        mended_tensors=TENSORS,
-        engine=None,
-        says="fc.weight",
-    ),
-    Scenario("weights-not-read", "info", {}, engine=None, mended_tensors=TENSORS),
-    Scenario(
-        "lm-head-missing",
-        "error",
-        {},
-        mended={"draft_vocab_size": None},
-        says="201088",
-        tensors={k: v for k, v in TENSORS.items() if k != "lm_head.weight"},
-    ),
-    Scenario(
-        "weight-shape",
-        "error",
-        {"draft_vocab_size": 32000},
-        engine=None,
-        tensors=TENSORS | {"d2t": (32000,)},
-        mended={"draft_vocab_size": 32000},
-        mended_tensors=TENSORS | {"d2t": (32000,), "lm_head.weight": (32000, H)},
-        says="32000 against 201088",
-    ),
-    Scenario(
-        "d2t-missing",
-        "error",
-        SMALL,
-        engine=None,
-        tensors=TENSORS,
-        mended=SMALL,
-        mended_tensors=TENSORS | {"d2t": (4,)},
-        says="4 of 201088",
-    ),
-    Scenario(
-        "d2t-out-of-range",
-        "error",
-        SMALL,
-        engine=None,
-        tensors=TENSORS | {"d2t": (4,)},
-        d2t=[0, 0, 0, 201085],
-        mended=SMALL,
-        mended_d2t=[0, 0, 0, 201084],
-        says="201088",
-    ),
-    Scenario(
-        "d2t-absolute",
-        "error",
-        {"draft_vocab_size": 8},
-        engine=None,
-        tensors=TENSORS | {"d2t": (8,)},
-        d2t=list(range(8)),
-        mended={"draft_vocab_size": 8},
-        mended_d2t=[0] * 8,
-        says="arange",
-    ),
-    Scenario(
-        "head-dim-ignored",
-        "error",
-        {"head_dim": 128},
-        mended={"head_dim": 64},
-        engine="made-up==1",
-        engines=("made-up==1",),
-        says="64 against 128",
-    ),
-    Scenario("attention-bias-ignored", "error", {"attention_bias": True}, mended={"attention_bias": False}),
-    Scenario("rope-theta-ignored", "error", MLA | ROPE, mended=MLA, engine="vllm==0.24.0", says="500000"),
-    Scenario(
-        "rope-scaling-ignored",
-        "error",
-        MLA | {"rope_parameters": {"rope_type": "yarn", "factor": 32}},
-        engine="vllm==0.24.0",
-        mended=MLA | {"rope_scaling": {"rope_type": "yarn", "factor": 32}},
-        says="yarn",
-    ),
-    Scenario(
-        "rope-conflict", "error", ROPE | {"rope_parameters": {"rope_theta": 10000.0}}, mended=ROPE, engine=None, says="10000"
-    ),
-    Scenario("sliding-window-ignored", "error", {"sliding_window": 128, "layer_types": ["sliding_attention"]}, says="128"),
-    Scenario("pipeline-drops-ids", "error", {}, options={"pp_size": 2}, mended_options={}, says="refuses"),
-    Scenario(
-        "pipeline-unchecked",
-        "warning",
-        ids([3, 19, 30]),
-        engine="tokenspeed",
-        engines=("tokenspeed",),
-        options={"pp_size": 2},
-        mended_options={},
-        says="[4]",
-    ),
-)

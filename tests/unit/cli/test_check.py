@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.unit.checks.scenarios import DFLASH, GPT_OSS, HEAD, IDS, LLAMA, SCENARIOS, ids
+from tests.unit.checks.scenarios import DFLASH, GPT_OSS, HEAD, IDS, LLAMA, ids
+from tests.unit.checks.table import SCENARIOS
 from tests.unit.cli.conftest import Ran
 
 Run = Callable[..., Ran]
