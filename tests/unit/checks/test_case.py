@@ -21,12 +21,8 @@ BARE = HEAD | NO_IDS
     ],
 )
 def test_the_row_knows_best_then_the_engine_then_the_check(remedy: str, remedies: dict[str, str], advice: str) -> None:
-    assert the("ids-guessed", engine({"remedy": remedy}, remedies=remedies), BARE).next == advice
-
-
-def test_without_a_row_for_the_target_the_engine_is_asked() -> None:
-    table = engine(None, {"fc_skipped_when_equal_width": True}, remedies={"eagle3": "the engine's"})
-    assert the("target-unprofiled", table).where == "the target's architectures"
+    guessed = the("ids-guessed", engine({"remedy": remedy}, remedies=remedies), BARE)
+    assert (guessed.next, guessed.how_much) == (advice, "")
 
 
 def test_the_remedy_of_the_drafts_row_is_for_one_code() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from specalign.layer_ids.checks.case import EngineCase, FileCase
 from specalign.layer_ids.conventions import POST_NORM, State, format_states
 from specalign.layer_ids.convert import to_states
 from specalign.layer_ids.draft_config import PLACE_CONVENTION
+from specalign.layer_ids.engine_profiles import CaptureProfile
 from specalign.layer_ids.errors import LayerIdError
 from specalign.layer_ids.findings import Finding, Severity, finding
 from specalign.layer_ids.meaning import is_double_statement, readings
 from specalign.layer_ids.rules import MIN_LAYERS_FOR_DEFAULT
-from specalign.layer_ids.view import aux_state_off
 
 
 def check_files(case: FileCase) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def check_files(case: FileCase) -> Iterator[Finding]:
         )
     if meaning.error:
         yield finding(
-            "ids-invalid", Severity.ERROR, meaning.error, where=meaning.place or "", next="correct the list of ids in the config"
+            "ids-invalid", Severity.ERROR, meaning.error, where=f"{meaning.place}", next="correct the list of ids in the config"
         )
     yield from _convention_findings(case)
     if draft.kind == "eagle3" and draft.flag("use_aux_hidden_state") is False:
@@ -72,7 +72,7 @@ def _convention_findings(case: FileCase) -> Iterator[Finding]:
             "convention-undecidable",
             Severity.WARNING,
             f"nothing in the config says whether the ids {list(meaning.ids)} are boundaries or block outputs{hint}",
-            where=meaning.place or "",
+            where=f"{meaning.place}",
             how_much=" or ".join(f"{convention.name}: {states}" for convention, states in both.items()),
             next="ask whoever trained the head and say --convention boundary (EAGLE, vLLM, speculators) or --convention output"
             " (ModelOpt, SpecForge, TensorRT-LLM)",
@@ -86,13 +86,13 @@ def check_engine(case: EngineCase) -> Iterator[Finding]:
     capture = case.view.profile.capture
     if capture is None or not capture.supported:
         return
-    yield from _source_findings(case)
-    yield from _state_findings(case)
+    yield from _source_findings(case, capture)
+    yield from _state_findings(case, capture)
 
 
-def _source_findings(case: EngineCase) -> Iterator[Finding]:
-    view, meaning, capture = case.view, case.meaning, case.view.profile.capture
-    if capture is None or view.states == (POST_NORM,):
+def _source_findings(case: EngineCase, capture: CaptureProfile) -> Iterator[Finding]:
+    view, meaning = case.view, case.meaning
+    if view.states == (POST_NORM,):
         return
     places = case.draft.ids_by_place
     if view.place is None and not view.error:
@@ -116,23 +116,18 @@ def _source_findings(case: EngineCase) -> Iterator[Finding]:
                 next=case.capture_remedy("write the ids that the head was trained on into the config"),
             )
         elif meaning.place is not None:
-            yield _not_read(case, flags)
+            yield _not_read(case, capture, flags)
     elif view.ids is not None and meaning.ids is not None and view.place != meaning.place:
-        by_flag = (view.place or "").startswith("cli:")
+        by_flag = f"{view.place}".startswith("cli:")
         if not by_flag and view.ids != meaning.ids and not case.draft.converted and not is_double_statement(case.draft):
-            yield _not_read(case, [])
+            yield _not_read(case, capture)
 
 
-def _not_read(case: EngineCase, flags: list[str]) -> Finding:
+def _not_read(case: EngineCase, capture: CaptureProfile, flags: Sequence[str] = ()) -> Finding:
     view, meaning = case.view, case.meaning
-    same = meaning.states is not None and view.states == meaning.states
+    same = view.states == meaning.states
     took = f"{view.place}" if view.place else f"its default {format_states(view.named)}"
-    capture = case.view.profile.capture
-    reads = (
-        ", ".join(p.removeprefix("cli:") + (" (a flag)" if p.startswith("cli:") else "") for p in capture.ids_from)
-        if capture
-        else ""
-    )
+    reads = ", ".join(p.removeprefix("cli:") + (" (a flag)" if p.startswith("cli:") else "") for p in capture.ids_from)
     value = list(meaning.ids) if meaning.ids else "the ids"
     flag = f"pass {flags[0].removeprefix('cli:')}, or " if flags else ""
     advice = _ids_that_work(case) if meaning.is_certain else ""
@@ -140,23 +135,22 @@ def _not_read(case: EngineCase, flags: list[str]) -> Finding:
         "ids-not-read",
         Severity.WARNING if same else Severity.ERROR,
         f"{meaning.place} = {value} is not read for capture; the engine takes {took}",
-        where=meaning.place or "",
+        where=f"{meaning.place}",
         how_much=f"read: {reads or 'no place in the config'}",
         next=advice or case.capture_remedy(f"{flag}write the ids to {reads or 'a place that the engine reads'}"),
     )
 
 
-def _state_findings(case: EngineCase) -> Iterator[Finding]:
+def _state_findings(case: EngineCase, capture: CaptureProfile) -> Iterator[Finding]:
     view, meaning = case.view, case.meaning
     if view.error:
         yield _refused(case)
         return
-    yield from _corrupt(case)
+    yield from _corrupt(case, capture)
     if view.lost:
         yield _unreachable(case)
-    if len(set(view.named)) < len(view.named):
-        yield from _collapsed(case)
-    if aux_state_off(view.profile.draft, case.draft) or meaning.states is None:
+    yield from _collapsed(case)
+    if meaning.states is None:
         return
     if case.draft.flag("use_aux_hidden_state") is False and view.states != (POST_NORM,):
         yield _aux_ignored(case)
@@ -168,7 +162,7 @@ def _state_findings(case: EngineCase) -> Iterator[Finding]:
             "ids-reordered",
             Severity.ERROR,
             "the engine concatenates the states in layer order, the head was trained on the order of its config",
-            where=meaning.place or "",
+            where=f"{meaning.place}",
             how_much=f"{format_states(view.states)} in place of {format_states(meaning.states)}",
             next="no flag restores the order: permute the column blocks of fc.weight (and any per-chunk norms) to ascending order"
             " and sort the ids",
@@ -187,10 +181,8 @@ def _refused(case: EngineCase) -> Finding:
     )
 
 
-def _corrupt(case: EngineCase) -> Iterator[Finding]:
-    view, capture = case.view, case.view.profile.capture
-    if capture is None:
-        return
+def _corrupt(case: EngineCase, capture: CaptureProfile) -> Iterator[Finding]:
+    view = case.view
     aliased = capture.boundary_0 == "aliased" and 0 in view.states
     what = capture.captured or ("boundary 0 without a copy, which later blocks overwrite" if aliased else "")
     if what:
@@ -243,7 +235,7 @@ def _shifted(case: EngineCase) -> Finding:
         Severity.ERROR if certain else Severity.WARNING,
         f"the engine captures other states than the ids name under the {basis} convention {convention}:"
         f" {_distance(view.named, meaning.states or ())}",
-        where=view.place or "",
+        where=f"{view.place}",
         how_much=f"captured {format_states(view.named)}, meant {format_states(meaning.states or ())}",
         next=_ids_that_work(case) or case.capture_remedy("no list of ids gives the meant states on this engine"),
     )
@@ -290,5 +282,5 @@ def _ids_that_work(case: EngineCase) -> str:
         return ""
     if ids == case.view.ids:
         return ""
-    where = place or next(iter(capture.ids_from), "the config").removeprefix("cli:")
+    where = place or capture.ids_from[0].removeprefix("cli:")
     return f"for {format_states(meaning.states)} on this engine set {where} to {list(ids)}"
