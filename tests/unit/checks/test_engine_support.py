@@ -101,6 +101,9 @@ def test_a_norm_flag_against_what_the_engine_does(name: str, wanted: bool | None
     table = engine(draft={"reads": reads, "defaults": {name: True} if "default" in draft else {}})
     ignored = found("norm-ignored", table, HEAD | eagle(**({} if wanted is None else {name: wanted})))
     assert [(f.where, f.how_much) for f in ignored] == ([] if how_much is None else [(name, how_much)])
+    assert all(
+        f"{name}: {str(wanted).lower()} and the engine acts as if it were {str(not wanted).lower()};" in f.what for f in ignored
+    )
 
 
 def test_an_ignored_norm_flag_says_where_the_engine_would_read_it() -> None:
@@ -207,13 +210,13 @@ def test_what_the_engine_does_with_stages_is_said() -> None:
         behaviour: report(engine({"pipeline": behaviour}), pp_size=4).of("made-up==1")[-1]
         for behaviour in ("last-stage-only", "refused", "unchecked")
     }
-    assert "states of earlier stages are never captured" in said["last-stage-only"].what
-    assert "refuses to start" in said["refused"].what
-    assert "not profiled" in said["unchecked"].what
-    assert {f.next for f in said.values()} == {
-        "serve with pipeline size 1",
-        "compare acceptance length with pipeline size 1",
+    assert {behaviour: f.what for behaviour, f in said.items()} == {
+        "last-stage-only": "the engine sets the ids on the last stage only: states of earlier stages are never captured",
+        "refused": "the engine refuses to start with pipeline parallelism and such a head",
+        "unchecked": "the engine was not profiled for capture across stages",
     }
+    assert said["unchecked"].next == "compare acceptance length with pipeline size 1"
+    assert said["refused"].next == said["last-stage-only"].next == "serve with pipeline size 1"
 
 
 def test_post_norm_is_on_the_last_stage() -> None:
