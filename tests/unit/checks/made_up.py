@@ -9,7 +9,7 @@ from typing import Any
 from specalign.layer_ids.draft_config import KINDS, Kind
 from specalign.layer_ids.engine_profiles import CaptureProfile, DraftProfile, Engine, Family
 from specalign.layer_ids.engines import EngineTable
-from specalign.layer_ids.findings import Finding
+from specalign.layer_ids.findings import Finding, Severity
 from specalign.layer_ids.preflight import CheckReport, check
 from tests.unit.checks.scenarios import GPT_OSS, HEAD, IDS, draft_spec, target_spec
 
@@ -53,7 +53,9 @@ def report(
 
 def found(code: str, table: EngineTable, *pair: Mapping[str, Any], **options: Any) -> list[Finding]:
     """The findings of one code about the engine of `table`."""
-    return [f for f in report(table, *pair, **options).of(NAME) if f.code == code]
+    listed = [f for f in report(table, *pair, **options).of(NAME) if f.code == code]
+    assert all(isinstance(f.severity, Severity) for f in listed)
+    return listed
 
 
 def the(code: str, table: EngineTable, *pair: Mapping[str, Any], **options: Any) -> Finding:
