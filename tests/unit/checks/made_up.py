@@ -48,14 +48,14 @@ def report(
     **options: Any,
 ) -> CheckReport:
     """The check of a pair on the engine of `table`."""
-    return check(draft_spec(config, tensors, d2t, kind), target_spec(target), table=table, **{"engines": [NAME], **options})
+    whole = check(draft_spec(config, tensors, d2t, kind), target_spec(target), table=table, **{"engines": [NAME], **options})
+    assert all(isinstance(f.severity, Severity) for f in whole.findings)
+    return whole
 
 
 def found(code: str, table: EngineTable, *pair: Mapping[str, Any], **options: Any) -> list[Finding]:
     """The findings of one code about the engine of `table`."""
-    listed = [f for f in report(table, *pair, **options).of(NAME) if f.code == code]
-    assert all(isinstance(f.severity, Severity) for f in listed)
-    return listed
+    return [f for f in report(table, *pair, **options).of(NAME) if f.code == code]
 
 
 def the(code: str, table: EngineTable, *pair: Mapping[str, Any], **options: Any) -> Finding:

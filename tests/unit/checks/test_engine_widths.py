@@ -50,6 +50,10 @@ def of_files(config: Mapping[str, Any], target: Mapping[str, Any] = GPT_OSS, **o
 )
 def test_a_head_for_a_target_of_another_size(head: dict[str, Any], where: str, how_much: str) -> None:
     assert of_files(HEAD | head) == [("target-mismatch", where, how_much)]
+    key = {"target_num_hidden_layers": "num_hidden_layers", "vocab_size": "vocab_size"}.get(where, "hidden_size")
+    stated, actual = how_much.split(" against ")
+    (mismatch,) = [f for f in report(engine(), HEAD | head).of(None) if f.code == "target-mismatch"]
+    assert mismatch.what == f"the head was made for a target whose {key} is {stated}, this target has {actual}"
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ def check_files(case: FileCase) -> Iterator[Finding]:
     place = "target_hidden_size"
     if stated is None and draft.kind == "eagle3":
         stated, place = draft.hidden_size, "hidden_size (no target_hidden_size is stated, so states are as wide as the head)"
-    yield from _size(case, place, stated, "hidden_size", target.hidden_size)
-    yield from _size(case, "target_num_hidden_layers", _trained_layers(case), "num_hidden_layers", target.num_layers)
+    yield from _size(place, stated, "hidden_size", target.hidden_size)
+    yield from _size("target_num_hidden_layers", _trained_layers(case), "num_hidden_layers", target.num_layers)
     if case.draft.vocab_size is not None and target.vocab_size is not None and case.draft.vocab_size > target.vocab_size:
-        yield from _size(case, "vocab_size", draft.vocab_size, "vocab_size", target.vocab_size)
+        yield from _size("vocab_size", draft.vocab_size, "vocab_size", target.vocab_size)
     yield from _fc_against_ids(case)
 
 
@@ -30,7 +30,7 @@ def _trained_layers(case: FileCase) -> int | None:
     return int_or_none(case.draft.first(*places))
 
 
-def _size(case: FileCase, place: str, stated: int | None, target_key: str, actual: int) -> Iterator[Finding]:
+def _size(place: str, stated: int | None, target_key: str, actual: int) -> Iterator[Finding]:
     if stated is not None and stated != actual:
         yield finding(
             "target-mismatch",
