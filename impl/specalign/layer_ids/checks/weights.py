@@ -107,8 +107,7 @@ def _d2t_values(d2t: Sequence[int], vocab: int) -> Iterator[Finding]:
 
 def check_engine(case: EngineCase) -> Iterator[Finding]:
     """The file's tensors against those that the engine loads."""
-    draft, profile = case.draft, case.view.profile.draft
-    if draft.tensors is None or profile is None or not case.serves or draft.kind == "eagle":
+    if not case.serves or case.draft.kind == "eagle":
         return
     yield from _unread(case)
     yield from _lm_head(case)
@@ -149,7 +148,7 @@ def _lm_head(case: EngineCase) -> Iterator[Finding]:
         "random-if-draft-vocab": "keeps random values there: acceptance length 1.0" if small is not None else "",
         "target-cut": f"takes the first {small} rows of the target's, which are other tokens" if compressed else "",
         "error": "refuses to load it",
-    }.get(profile.lm_head_missing, "")
+    }.get(profile.lm_head_missing)
     if fate:
         yield case.found(
             "lm-head-missing",
