@@ -91,7 +91,7 @@ def check(
         if profile.label in views:
             continue
         view = views[profile.label] = view_of(profile, seen, target, flag_ids=flags)
-        case = EngineCase(seen, target, meaning, engine, view, family, pp_size)
+        case = EngineCase(seen, target, meaning, engine, view, pp_size)
         found.extend(f for run in ENGINE_CHECKS for f in run(case))
     found.extend(_disagreement(tuple(views.values()), meaning))
     kept, ignored = _split_ignored(found, ignore or {})

@@ -30,7 +30,6 @@ class EngineCase:
     meaning: Meaning
     engine: Engine
     view: EngineView
-    family: str | None
     pp_size: int
 
     @property
