@@ -70,6 +70,11 @@ def test_a_finding_is_two_or_three_lines_and_has_its_figures_in_brackets() -> No
     assert (plain.engine, plain.how_much, plain.concern) == (None, "", "settings")
 
 
+def test_a_strangers_text_stays_on_one_line_and_keeps_what_can_be_printed() -> None:
+    stranger = finding("rope-conflict", Severity.ERROR, "é\n", where="日\x1b", next="a\tb", how_much="\u2028")
+    assert (stranger.what, stranger.where, stranger.next, stranger.how_much) == ("é\\n", "日\\x1b", "a\\tb", "\\u2028")
+
+
 def test_a_code_outside_the_table_is_our_own_bug() -> None:
     with pytest.raises(KeyError):
         finding("no-such-code", Severity.ERROR, "x", where="y", next="z")
