@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,16 @@ from specalign.dump.keys import FINGERPRINT, POSITIONS, REQUESTS, ROW_KIND, TOKE
 from specalign.dump.manifest import Manifest, read_manifest
 from specalign.dump.passes import Dump, PassInfo, RawTensor, TensorSpec
 from specalign.dump.rows import Rows, make_rows
-from specalign.layer_ids.files import list_names, open_regular, read_exactly, shown
+from specalign.layer_ids.files import list_names, open_regular, read_exactly, shown, unreadable
 
 COLUMNS: Final[Mapping[str, str]] = {TOKENS: "<i8", POSITIONS: "<i8", REQUESTS: "<i4", ROW_KIND: "<u1"}
 """The tensors that say which row is what, in the order of `make_rows`, and numpy's types of them."""
+
+RECENT_HEADERS: Final = 512
+"""Headers that are kept for when the rows and the values of a pass are read: about 2 KB each."""
+
+_Signature: TypeAlias = tuple[int, int, int]
+"""Inode, size and time of change: another file of the same name has another one."""
 
 
 class SpecalignDump(Dump):
@@ -41,6 +48,7 @@ class SpecalignDump(Dump):
         self._passes = passes
         self._infos: tuple[PassInfo, ...] | None = None
         self._layouts: Layouts = {}
+        self._recent: collections.OrderedDict[Path, tuple[_Signature, PassHeader]] = collections.OrderedDict()
 
     def infos(self) -> Sequence[PassInfo]:
         """Every pass of every rank, by rank, then number. Raises `DumpError` for any header that cannot be trusted."""
@@ -107,8 +115,7 @@ class SpecalignDump(Dump):
         for rank, numbers in self._passes.items():
             for number in numbers:
                 path = self._path(rank, number)
-                header = read_checked_header(path, rank, number, self.manifest, self._layouts)
-                layout = header.layout
+                layout = (header := self._read_header(path, rank, number)).layout
                 tensors = shared.setdefault(tuple(layout.tensors.values()), layout.tensors)
                 coords, stage = (places.setdefault(item, item) for item in (header.coords, header.stage))
                 yield PassInfo(rank, number, layout.rows, tensors, coords, stage, shown(path))  # type: ignore[arg-type]
@@ -116,14 +123,35 @@ class SpecalignDump(Dump):
     def _path(self, rank: int, number: int) -> Path:
         return self.path / rank_name(rank) / pass_name(number)
 
+    def _read_header(self, path: Path, rank: int, number: int) -> PassHeader:
+        """The header, out of memory if the file is the one that it was read from: rows and values follow soon after it."""
+        signature = _signature(path)
+        known = self._recent.get(path)
+        if known is not None and known[0] == signature:
+            return known[1]
+        header = read_checked_header(path, rank, number, self.manifest, self._layouts)
+        self._recent[path] = (signature, header)
+        if len(self._recent) > RECENT_HEADERS:
+            self._recent.popitem(last=False)
+        return header
+
     def _header(self, info: PassInfo) -> tuple[Path, PassHeader]:
-        """The header of a pass once more: nothing is read on the word of one that was read earlier."""
+        """The header of a pass once more: nothing is read on the word of one that was read earlier and has changed since."""
         path = self._path(info.rank, info.number)
-        header = read_checked_header(path, info.rank, info.number, self.manifest, self._layouts)
+        header = self._read_header(path, info.rank, info.number)
         same = header.layout.tensors is info.tensors or dict(header.layout.tensors) == dict(info.tensors)
         if header.layout.rows != info.rows or not same:
             raise DumpError(f"{shown(path)}: was replaced since the dump was opened; open it again when nobody writes to it")
         return path, header
+
+
+def _signature(path: Path) -> _Signature:
+    with reading():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_specalign(folder: str | os.PathLike[str], *, partial: bool = False) -> SpecalignDump:

@@ -232,7 +232,9 @@ def record_layers(
             Wanted(plan, own_modules, numbers & _local(part) if residual_fp32 else frozenset(), mode, _parameter_names(part)),
             copying=Copying(complete=complete),
             reading=Reading(read_input, read_output),
-            layout=Layout(_is_sequence_first(part, order), sequence_parallel, dict(axes or {})),
+            layout=Layout(
+                _is_sequence_first(part, order), sequence_parallel, dict(axes or {}), tuple(coords), dict(layout or {})
+            ),
             names=RequestNames(requests),
             rows=rows,
             recomputation=recomputation,

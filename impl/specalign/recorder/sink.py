@@ -15,6 +15,7 @@ from specalign.dump.dtypes import BY_TORCH_NAME, DTYPES
 from specalign.dump.fingerprint_torch import fingerprint_tensor
 from specalign.dump.header import stored_name
 from specalign.dump.passes import RawTensor, TensorSpec
+from specalign.dump.shards import first_byte
 from specalign.dump.writer import DumpWriter
 from specalign.recorder.batch import COLUMNS, RowBatch, rows_of
 from specalign.recorder.copying import OpenPass
@@ -33,11 +34,14 @@ class Layout:
         sequence_first: `[seq, batch, width]` instead of `[batch, seq, width]`.
         sequence_parallel: over how many ranks the rows of a block's output are split; 1 if they are not.
         axes: shard axis by pattern of keys (`{"module.layers.*.linear_fc1": "hidden@tp"}`); the first that fits counts.
+        coords, sizes: this rank's place in the parallel layout, and the size of each axis: where a shard begins in its row.
     """
 
     sequence_first: bool = False
     sequence_parallel: int = 1
     axes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    coords: tuple[tuple[str, int], ...] = ()
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def axis_of(self, key: str) -> str:
         """What the caller said of a key; "" otherwise."""
@@ -73,7 +77,8 @@ class Sink:
             self._add(whole, rows)
         if self._mode != "full":
             flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
-            self._add(dataclasses.replace(whole, fingerprint=True), fingerprint_tensor(flat))
+            begin = first_byte(whole, self._layout.coords, self._layout.sizes, "this recording")
+            self._add(dataclasses.replace(whole, fingerprint=True), fingerprint_tensor(flat, first_byte=begin))
 
     def commit(self, writer: DumpWriter, stage: tuple[int, int] | None, where: str) -> None:
         """The forward is over: write it."""

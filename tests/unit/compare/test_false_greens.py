@@ -297,3 +297,19 @@ def test_pipeline_stages_hold_layers_of_their_own() -> None:
     assert report.ok
     assert len(report.keys) == len(KEYS)
     assert report.b.rows == 6
+
+
+def test_chunks_of_a_virtual_pipeline_are_passes_of_their_own() -> None:
+    """One rank runs both chunks one after the other: the same rows in two passes, each with layers of its own, are no repeats."""
+    whole = good().passes[0]
+    chunks = [
+        dataclasses.replace(whole, number=number, tensors={key: whole.tensors[key] for key in keys})
+        for number, keys in enumerate((KEYS[:2], KEYS[2:]))
+    ]
+    report = compare_dumps(good(), MemoryDump(chunks))
+    assert report.ok
+    assert [key.rows_compared for key in report.keys] == [6] * len(KEYS)
+    lost = MemoryDump(
+        [chunks[0], dataclasses.replace(chunks[1], rows=whole.rows, tensors=dict(list(chunks[1].tensors.items())[1:]))]
+    )
+    assert codes(compare_dumps(good(), lost)) == {"key-missing"}

@@ -193,12 +193,14 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path, closes
         os.write(parent_end, bytes([code]))
         os.read(child_waits, 1)
         os._exit(0)
-    assert os.read(ready, 1) == b"\0"
-    refusal(lambda: DumpWriter(tmp_path, manifest()), "another writer")  # the parent's lock is not freed by the child's close
-    writer.close(complete=False)
-    DumpWriter(tmp_path, manifest()).close()  # nor held by the child that lives on
-    os.write(release, b"x")
-    os.waitpid(child, 0)
+    try:
+        assert os.read(ready, 1) == b"\0"
+        refusal(lambda: DumpWriter(tmp_path, manifest()), "another writer")  # the parent's lock is not freed by the child's close
+        writer.close(complete=False)
+        DumpWriter(tmp_path, manifest()).close()  # nor held by the child that lives on
+    finally:
+        os.write(release, b"x")
+        os.waitpid(child, 0)
     for descriptor in (ready, parent_end, child_waits, release):
         os.close(descriptor)
 
