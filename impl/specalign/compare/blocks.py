@@ -69,8 +69,14 @@ class Worker:
     def _compare_batch(self, tally: Tally, key: str, batch: Located) -> bool:
         """Small blocks together; False if they are too different for that."""
         a = self.left.gather(batch.left_forwards, batch.left_rows, key)
+        if a is None:
+            return False
+        if self.right.has_bits(a, batch.right_forwards, batch.right_rows, key):
+            # Nothing is copied then, and it is one value on both sides.
+            self._compare(tally, key, a, a, a.data, a.data, batch)
+            return True
         b = self.right.gather(batch.right_forwards, batch.right_rows, key)
-        if a is None or b is None or not self._comparable(a, b, key, batch):
+        if b is None or not self._comparable(a, b, key, batch):
             return False
         self._compare(tally, key, a, b, a.data, b.data, batch)
         return True

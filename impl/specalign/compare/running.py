@@ -17,7 +17,7 @@ from specalign.compare.tally import Tally
 Progress = Callable[[int, int], None]
 """Called with pairs of rows that are done, and all there are."""
 
-PARTS = 16
+PARTS = 4
 """Pieces of work for each process: enough for the last ones to end together, few enough to share what is open."""
 
 

@@ -60,6 +60,20 @@ class Shelf:
             np.take(tensor.data, rows[start:end], axis=0, out=data[start:end], mode="clip")
         return None if spec is None or data is None else RawTensor(spec, data)
 
+    def has_bits(self, gathered: RawTensor, forwards: NDArray[Any], rows: NDArray[Any], key: str) -> bool:
+        """Whether rows of several forwards have the bits that the other side gathered. False where that is not sure."""
+        starts = [0, *(np.flatnonzero(np.diff(forwards)) + 1).tolist(), len(forwards)]
+        for start, end in itertools.pairwise(starts):
+            tensor = self.tensor(int(forwards[start]), key, whole=True)
+            if tensor is None or tensor.spec.fingerprint or _kind(tensor.spec) != _kind(gathered.spec):
+                return False
+            first = int(rows[start])
+            if int(rows[end - 1]) - first != end - 1 - start or (np.diff(rows[start:end]) != 1).any():
+                return False
+            if not same_bits(gathered.data[start:end], tensor.data[first : first + end - start]):
+                return False
+        return True
+
     def size(self, forward: int) -> int:
         """Bytes of the tensors of a forward."""
         infos = self.forwards[forward].infos
@@ -82,6 +96,13 @@ class Shelf:
         for problem in loaded.problems:
             self.problems.setdefault((problem.code, problem.where), problem)
         return tensor
+
+
+def same_bits(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether two arrays of one shape and type hold the same bits; as long words where they can be read so."""
+    if x.nbytes % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
+        x, y = x.reshape(-1).view(np.uint64), y.reshape(-1).view(np.uint64)
+    return np.array_equal(x, y)
 
 
 def _kind(spec: TensorSpec) -> tuple[str, int, bool]:
