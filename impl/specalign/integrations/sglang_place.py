@@ -30,43 +30,55 @@ def server_args() -> Any:
 
 def refuse_cuda_graphs() -> None:
     """Raises `RecordError` if this server replays CUDA graphs, past all hooks."""
-    args = server_args()
-    if args is None or getattr(args, "disable_cuda_graph", True):
-        return
-    config = getattr(args, "cuda_graph_config", None)
-    backends = [_backend(config, phase) for phase in ("decode", "prefill")]
-    if all(backend == "disabled" for backend in backends):
+    if graphs_are_off():
         return
     raise RecordError(
         f"this server runs CUDA graphs, which are replayed past every hook, so that decode steps would be missing: start it with"
-        f" {DISABLE}"
+        f" {DISABLE}, and without --cuda-graph-backend-decode and --cuda-graph-backend-prefill, which outweigh it"
     )
+
+
+def graphs_are_off() -> bool:
+    """Whether no CUDA graph is replayed here; True outside of a server.
+
+    SGLang's own answer counts. In 0.5.23 ServerArgs holds what was asked for, and neither what one flag makes of another nor
+    what the engine decides by itself.
+    """
+    args = server_args()
+    if args is None:
+        return True
+    config_module = sys.modules.get("sglang.srt.model_executor.cuda_graph_config")
+    fully_disabled = getattr(config_module, "cuda_graph_fully_disabled", None)
+    if fully_disabled is not None:
+        return bool(fully_disabled())
+    if getattr(args, "disable_cuda_graph", True):
+        return True
+    config = getattr(args, "cuda_graph_config", None)
+    return all(_backend(config, phase) == "disabled" for phase in ("decode", "prefill"))
 
 
 def place() -> tuple[int, int, dict[str, tuple[int, int]]]:
     """(global rank, ranks that write, (rank, size) by axis) out of SGLang's parallel state, else as torchrun says."""
-    state = sys.modules.get("sglang.srt.distributed.parallel_state")
-    try:
-        tp = (int(state.get_tensor_model_parallel_rank()), int(state.get_tensor_model_parallel_world_size()))  # type: ignore[union-attr]
-        group = state.get_pp_group()  # type: ignore[union-attr]
-        pp = (int(group.rank_in_group), int(group.world_size))
-    except (AttributeError, AssertionError, RuntimeError):
+    tp, pp = _axis("tp"), _axis("pp")
+    if tp is None or pp is None:
         rank, world = default_rank()
         return rank, world, {}
     axes = {"tp": tp, "pp": pp}
-    dp = _attention_dp()
+    dp = _axis("attn_dp") or (0, 1)
     if dp[1] > 1:  # attention is replicated over dp groups, and split over the rest of tp
         each = tp[1] // dp[1]
         axes |= {"tp": (tp[0] % each, each), "dp": dp}
     return pp[0] * tp[1] + tp[0], tp[1] * pp[1], axes
 
 
-def _attention_dp() -> tuple[int, int]:
-    attention = sys.modules.get("sglang.srt.layers.dp_attention")
+def _axis(name: str) -> tuple[int, int] | None:
+    """(rank, size) of SGLang's ParallelContext (0.5.16 and later), None where it has none."""
+    context = sys.modules.get("sglang.srt.runtime_context")
     try:
-        return int(attention.get_attention_dp_rank()), int(attention.get_attention_dp_size())  # type: ignore[union-attr]
-    except (AttributeError, AssertionError, RuntimeError, TypeError):
-        return 0, 1
+        parallel = context.get_parallel()  # type: ignore[union-attr]
+        return int(getattr(parallel, f"{name}_rank")), int(getattr(parallel, f"{name}_size"))
+    except (AttributeError, AssertionError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 def _backend(config: Any, phase: str) -> str:

@@ -165,18 +165,18 @@ class Session:
         batch = find_forward_batch(args)
         if batch is None or current.sink is not None or current.skipped:
             return
+        rows = forward_batch_rows(batch)
+        if rows is None:  # no request ids: a warm-up, or a DFlash draft, whose batches look like the target's
+            current.skipped = True
+            self.stats.skipped += 1
+            current.waiting.clear()
+            return
         if is_draft_batch(batch) != (self.role == "draft"):
             raise RecordError(
                 f"a hook of the {self.role} model got a ForwardBatch of the other one (spec_info"
                 f" {type(getattr(batch, 'spec_info', None)).__name__}): the order in which SGLang builds runners is not the one"
                 " that is known. Give target and draft other module names in --forward-hooks"
             )
-        rows = forward_batch_rows(batch)
-        if rows is None:
-            current.skipped = True
-            self.stats.skipped += 1
-            current.waiting.clear()
-            return
         current.rows = len(rows)
         opened = self._copier.open()
         try:

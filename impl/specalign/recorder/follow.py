@@ -238,12 +238,23 @@ def fp32_sum(seen: Seen, number: int) -> Tensor:
         carried = getattr(seen.hidden, FP32_SUM, None)
         if isinstance(carried, Tensor):
             return carried.detach().float().clone(memory_format=torch.contiguous_format)
-        if seen.residual is not None and isinstance(seen.hidden, Tensor):
-            return seen.hidden.detach().float() + seen.residual.detach().float()
+        hidden, residual = (seen.hidden, seen.residual) if seen.held is None else _held_parts(seen)
+        if residual is not None and isinstance(hidden, Tensor):
+            return hidden.detach().float() + residual.detach().float()
     raise RecordError(
         f"residual_fp32 was asked for, and block {number} returns neither a residual beside hidden nor {FP32_SUM}: its sum is"
         " rounded inside the block"
     )
+
+
+def _held_parts(seen: Seen) -> tuple[Tensor | None, Tensor | None]:
+    """(what the block adds, the stream before it) of SGLang's residual stream (0.5.23); None once they have been added."""
+    held = seen.held
+    if held.pending is None or held.residual is None:
+        return None, None
+    alone = type(held)()  # without the residual its snapshot is the addend alone, complete where tensor parallelism owes a sum
+    alone.pending = held.pending
+    return alone.snapshot(seen.hidden), held.residual
 
 
 def find_modules(

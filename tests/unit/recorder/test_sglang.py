@@ -282,16 +282,12 @@ def test_the_json_names_each_module_once() -> None:
 
 
 def test_ranks_come_from_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = ModuleType("sglang.srt.distributed.parallel_state")
-    state.get_tensor_model_parallel_rank = lambda: 3  # type: ignore[attr-defined]
-    state.get_tensor_model_parallel_world_size = lambda: 4  # type: ignore[attr-defined]
-    state.get_pp_group = lambda: SimpleNamespace(rank_in_group=1, world_size=2)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sglang.srt.distributed.parallel_state", state)
+    parallel = SimpleNamespace(tp_rank=3, tp_size=4, pp_rank=1, pp_size=2)
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_parallel = lambda: parallel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
     assert place() == (7, 8, {"tp": (3, 4), "pp": (1, 2)})
-    attention = ModuleType("sglang.srt.layers.dp_attention")
-    attention.get_attention_dp_rank = lambda: 1  # type: ignore[attr-defined]
-    attention.get_attention_dp_size = lambda: 2  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sglang.srt.layers.dp_attention", attention)
+    parallel.attn_dp_rank, parallel.attn_dp_size = 1, 2
     assert place() == (7, 8, {"tp": (1, 2), "pp": (1, 2), "dp": (1, 2)})
 
 
