@@ -16,7 +16,7 @@ from specalign.compare.pairing import Located
 from specalign.compare.result import Problem
 from specalign.compare.shelf import CACHE_BYTES, Shelf
 from specalign.compare.tally import Place, Tally
-from specalign.compare.values import AllowNonfinite, illegal
+from specalign.compare.values import AllowNonfinite, any_illegal, illegal
 from specalign.dump.dtypes import DTYPES, DType
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import MAY_BE_INFINITE
@@ -122,11 +122,26 @@ class Worker:
     ) -> None:
         hashed = a.spec.fingerprint or b.spec.fingerprint
         if hashed:
+            self._look_for_nonfinite(tally, key, (("a", a, x), ("b", b, y)), part)
             x, y = (data if t.spec.fingerprint else fingerprint_rows(data) for t, data in ((a, x), (b, y)))
         dtype = DTYPES["U64"] if hashed else a.dtype
+        # A tolerance is for numbers that are rounded: routes and tokens are equal or not.
+        mode = self.settings.mode if dtype.is_float else BITS
         tally.dtypes, tally.width, tally.fingerprint = (a.spec.dtype, b.spec.dtype), width_of(a.spec), hashed
-        found = compare_rows(x, y, dtype, BITS if hashed else self.settings.mode, allow_nonfinite=_allowed(key))
+        found = compare_rows(x, y, dtype, mode, allow_nonfinite=_allowed(key))
         self._count(tally, key, found, x, y, dtype, part)
+
+    def _look_for_nonfinite(
+        self, tally: Tally, key: str, sides: tuple[tuple[str, RawTensor, NDArray[Any]], ...], part: Located
+    ) -> None:
+        """Fingerprints do not tell infinities and NaN; the side that has values does."""
+        for name, tensor, data in sides:
+            if tensor.spec.fingerprint or not any_illegal(data, tensor.dtype, _allowed(key)):
+                continue
+            bad = illegal(data, tensor.dtype, _allowed(key))
+            tally.nonfinite_a += int(bad.sum()) if name == "a" else 0
+            tally.nonfinite_b += int(bad.sum()) if name == "b" else 0
+            _note_bad(tally, name, bad, part, self.positions[part.pairs.numbers])
 
     def _count(
         self, tally: Tally, key: str, found: BlockResult, x: NDArray[Any], y: NDArray[Any], dtype: DType, part: Located
@@ -199,11 +214,14 @@ def _note_nonfinite(
     tally: Tally, x: NDArray[Any], y: NDArray[Any], dtype: DType, part: Located, positions: NDArray[np.int32], key: str
 ) -> None:
     for side, data in (("a", x), ("b", y)):
-        bad = illegal(data, dtype, _allowed(key))
-        if bad.any():
-            row = _lowest(np.flatnonzero(bad.any(axis=1)), part, positions)
-            place = Place(int(positions[row]), int(part.pairs.numbers[row]), int(bad[row].argmax()))
-            tally.first_nonfinite = min(filter(None, (tally.first_nonfinite, (place, side))))
+        _note_bad(tally, side, illegal(data, dtype, _allowed(key)), part, positions)
+
+
+def _note_bad(tally: Tally, side: str, bad: NDArray[np.bool_], part: Located, positions: NDArray[np.int32]) -> None:
+    if bad.any():
+        row = _lowest(np.flatnonzero(bad.any(axis=1)), part, positions)
+        place = Place(int(positions[row]), int(part.pairs.numbers[row]), int(bad[row].argmax()))
+        tally.first_nonfinite = min(filter(None, (tally.first_nonfinite, (place, side))))
 
 
 def merge_tallies(parts: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:

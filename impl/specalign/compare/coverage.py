@@ -122,7 +122,7 @@ class Coverage:
 
     def _is_used(self, entry: Declared) -> bool:
         only = self.comparison.only[1 if entry.side == "a" else 0]
-        if any(entry.covers_key(key) for key in only):
+        if entry.keys != "*" and any(entry.covers_key(key) for key in only):
             return True
         rows = self._rows_of(entry)
         if entry.keys == "*":

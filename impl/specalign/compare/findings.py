@@ -13,6 +13,7 @@ from specalign.compare.declared import Declared
 from specalign.compare.groups import Group
 from specalign.compare.result import Cell, Divergence, KeyResult, Problem, RequestMatch, Side
 from specalign.compare.tally import Place, Tally
+from specalign.compare.universe import NOBODY
 from specalign.dump.keys import in_order, parse_key
 
 
@@ -154,8 +155,9 @@ def _repeats(comparison: Comparison, side: str, tallies: Mapping[str, Tally]) ->
 def key_problems(comparison: Comparison, declared: Sequence[Declared]) -> list[Problem]:
     """Keys that only one side has, and layers that were asked for and that nobody has."""
     problems = []
-    for lacking, having, keys in (("b", "a", comparison.only[0]), ("a", "b", comparison.only[1])):
-        open_keys = [key for key in keys if not any(d.side == lacking and d.is_whole and d.covers_key(key) for d in declared)]
+    sides: tuple[tuple[Side, Side, tuple[str, ...]], ...] = (("b", "a", comparison.only[0]), ("a", "b", comparison.only[1]))
+    for lacking, having, keys in sides:
+        open_keys = [key for key in keys if not any(_declares(d, lacking, key) for d in declared)]
         if open_keys:
             problems.append(
                 Problem(
@@ -181,6 +183,11 @@ def key_problems(comparison: Comparison, declared: Sequence[Declared]) -> list[P
     return problems
 
 
+def _declares(entry: Declared, lacking: Side, key: str) -> bool:
+    """Whether a declaration says that a side does not have a key at all. One that names no keys is about rows."""
+    return entry.side == lacking and entry.keys != "*" and entry.is_whole and entry.covers_key(key)
+
+
 def count_problems(expect: Expect, keys: Sequence[KeyResult]) -> list[Problem]:
     """Nothing was compared, or another number of rows than the caller expects."""
     problems = []
@@ -192,6 +199,17 @@ def count_problems(expect: Expect, keys: Sequence[KeyResult]) -> list[Problem]:
                 "both dumps",
                 f"{len(keys)} keys are on both sides",
                 "compare dumps of the same prompts with the same keys: specalign dump inspect shows what each holds",
+            )
+        )
+    empty = [key.key for key in keys if key.rows_compared and not key.width]
+    if empty:
+        problems.append(
+            Problem(
+                "nothing-compared",
+                f"{sequence_of(empty)} has rows of no elements, so nothing was compared",
+                "both dumps",
+                f"{len(empty)} keys",
+                "record something else, or leave it out with --layers",
             )
         )
     if isinstance(expect, int):
@@ -211,19 +229,17 @@ def count_problems(expect: Expect, keys: Sequence[KeyResult]) -> list[Problem]:
 
 def request_matches(comparison: Comparison) -> tuple[RequestMatch, ...]:
     """Who was who, with the rows of each that differ under any key."""
-    universe = comparison.universe
+    universe, index = comparison.universe, comparison.indexes[0]
     any_wrong = np.zeros(len(universe.positions), np.bool_)
     for wrong in comparison.wrong.values():
         any_wrong |= wrong
-    counts = _count_by_request(
-        universe.a.requests[any_wrong & universe.a.has & universe.b.has], comparison.indexes[0].request_ids
-    )
+    ids = universe.a.ids
+    chosen = np.flatnonzero((ids != NOBODY) & any_wrong[ids]) if len(any_wrong) else np.empty(0, np.int64)
+    # A row that several requests share, or that one observed twice, counts once for each of them.
+    pairs = np.unique(np.stack([index.requests[chosen], ids[chosen]], axis=1), axis=0)
+    numbers, counts = np.unique(pairs[:, 0], return_counts=True)
+    wrong_rows = {index.request_ids[number]: int(count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
     return tuple(
-        RequestMatch(match.request_a, match.request_b, match.rows, min(match.rows, counts.get(match.request_a, 0)), match.how)
+        RequestMatch(match.request_a, match.request_b, match.rows, min(match.rows, wrong_rows.get(match.request_a, 0)), match.how)
         for match in universe.matches
     )
-
-
-def _count_by_request(requests: NDArray[np.int32], names: Sequence[str]) -> dict[str, int]:
-    numbers, counts = np.unique(requests, return_counts=True)
-    return {names[number]: int(count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}

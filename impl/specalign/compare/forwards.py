@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -113,6 +114,7 @@ class Loaded:
         if len(axes) != 1:
             raise DumpError(f"{self.forward.where}: the ranks disagree on how they share {key}: {sorted(axes)}")
         axis = axes.pop()
+        self._check_ranks(key, [info for info, _ in held])
         if axis.startswith("partial"):
             self._report("shard-missing", key, "holds addends", "each rank holds an addend of it, and the order of the sum is"
                          " not recorded; record it behind the all-reduce")  # fmt: skip
@@ -121,6 +123,14 @@ class Loaded:
             return self._join_shards(key, axis, held)
         self._check_copies(key, held)
         return _flat(held[0][1])
+
+    def _check_ranks(self, key: str, holders: Sequence[PassInfo]) -> None:
+        """Ranks that differ in tp alone ran the same modules, so all of them hold a key or none."""
+        stages = {_but_tp(info) for info in holders}
+        lacking = [info.where for info in self.forward.infos if _but_tp(info) in stages and key not in info.tensors]
+        if lacking:
+            self._report("shard-missing", key, f"{len(lacking)} ranks lack it ({lacking[0]})", "record it on every"
+                         " tensor-parallel rank, or none of the others can be checked against it")  # fmt: skip
 
     def _join_shards(self, key: str, axis: str, held: Sequence[tuple[PassInfo, RawTensor]]) -> RawTensor | None:
         by_rank: dict[int, list[tuple[PassInfo, RawTensor]]] = collections.defaultdict(list)
@@ -161,10 +171,14 @@ def load_forward(dump: Dump, side: Side, forward: Forward, keys: Collection[str]
     return Loaded(side, forward, [dump.load(info, keys) for info in forward.infos], dump.manifest.layout)
 
 
+def _but_tp(info: PassInfo) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(item for item in info.coords if item[0] != "tp"))
+
+
 def _flat(tensor: RawTensor) -> RawTensor:
     """As `[rows, width]`."""
     data = tensor.data
-    return tensor if data.ndim == 2 else RawTensor(tensor.spec, data.reshape(data.shape[0], -1))
+    return tensor if data.ndim == 2 else RawTensor(tensor.spec, data.reshape(data.shape[0], math.prod(data.shape[1:])))
 
 
 def _concatenate(parts: Sequence[RawTensor], axis: str) -> RawTensor:

@@ -10,12 +10,12 @@ import numpy as np
 from specalign.compare.aligned import AlignedRows
 from specalign.compare.blocks import Settings
 from specalign.compare.comparison import Comparison, position_edges, prepare
-from specalign.compare.coverage import Coverage, Expect
+from specalign.compare.coverage import Coverage, Expect, sequence_of
 from specalign.compare.declared import Declared
 from specalign.compare.explain import explain_divergence
 from specalign.compare.findings import count_problems, key_problems, key_results, request_matches, value_problems
 from specalign.compare.modes import BITS, Mode
-from specalign.compare.result import CompareReport, Problem
+from specalign.compare.result import CompareReport, KeyResult, Problem
 from specalign.compare.running import Compared, Progress, run
 from specalign.compare.selection import EVERYTHING, Selection
 from specalign.compare.tally import Tally
@@ -87,7 +87,7 @@ def _report(
         problems=found,
         declared=tuple(entry.format() for entry in coverage.declared),
         requests=request_matches(comparison),
-        notes=tuple(dict.fromkeys([*a.notes, *b.notes])),
+        notes=tuple(dict.fromkeys([*a.notes, *b.notes, *_blind(keys, comparison)])),
         position_edges=settings.edges,
     )
 
@@ -98,6 +98,20 @@ def _note_wrong(comparison: Comparison, tallies: dict[str, Tally]) -> None:
             wrong = np.zeros(len(comparison.universe.positions), np.bool_)
             wrong[np.concatenate(tally.wrong)] = True
             comparison.wrong[key] = wrong
+
+
+def _blind(keys: Sequence[KeyResult], comparison: Comparison) -> list[str]:
+    """What was compared by fingerprints on both sides, which tell nothing of infinities and NaN."""
+    stored = [
+        {key for f in side for info in f.infos for key, spec in info.tensors.items() if spec.fingerprint}
+        for side in comparison.forwards
+    ]
+    blind = [key.key for key in keys if key.key in stored[0] & stored[1]]
+    return (
+        [f"both sides hold only fingerprints of {sequence_of(blind)}: equal ones may hide equal infinities or NaN"]
+        if blind
+        else []
+    )
 
 
 def _refuse_tolerance(comparison: Comparison, mode: Mode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -81,7 +82,7 @@ def match_rows(a: RowIndex, b: RowIndex) -> Universe:
             requests[mine] = np.where(requests[mine] == NOBODY, sequence.number, requests[mine])
         views.append((ids, requests))
     sides = [
-        SideRows(ids, requests, _terminal([mine[-2:] for mine in parts[n]], views[1 - n][1] != NOBODY))
+        SideRows(ids, requests, _terminal(parts[n], parts[1 - n], views[1 - n][1] != NOBODY))
         for n, (ids, requests) in enumerate(views)
     ]
     matches, unmatched = _pair_requests((a, b), (located_a, located_b), parts, sides)
@@ -103,12 +104,21 @@ def _number(items: Sequence[Located]) -> tuple[NDArray[np.int32], int]:
     return numbers, int(np.count_nonzero(fresh))
 
 
-def _terminal(lasts: Sequence[NDArray[np.int32]], other_has: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _terminal(
+    mine: Sequence[NDArray[np.int32]], others: Sequence[NDArray[np.int32]], other_has: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The last rows of requests of which the other side ran everything but that row.
+
+    The other side must have a request that ends right before it, and each such request excuses one row: otherwise the two sides
+    went on with different tokens, or a whole answer is missing.
+    """
     terminal = np.zeros(len(other_has), np.bool_)
-    for last in lasts:
-        # The row before it must be there, else the request is missing, not only its end.
-        if len(last) == 2 and not other_has[last[1]] and other_has[last[0]]:
-            terminal[last[1]] = True
+    ends = collections.Counter(int(numbers[-1]) for numbers in others)
+    for last in sorted({tuple(numbers[-2:].tolist()) for numbers in mine if len(numbers) > 1}):
+        before, row = last
+        if not other_has[row] and ends[before] > 0:
+            ends[before] -= 1
+            terminal[row] = True
     return terminal
 
 
