@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect-rows", default="both", metavar="WHICH", help="rows that must be compared: both (default), a, b, or a number"
     )
     parser.add_argument("--declare-missing", type=Path, metavar="FILE", help="known gaps, TOML: [[missing]] with side and reason")
+    parser.add_argument("--allow-unfinished", action="store_true", help="take dumps without an end mark: what is there is whole")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write specalign.compare/1; - is standard output, without the text"
     )
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     declared = read_declared(args.declare_missing) if args.declare_missing else ()
     if args.jobs < 1:
         raise InputError(f"--jobs {args.jobs}: at least one process is needed")
+    if args.a.resolve() == args.b.resolve():
+        raise InputError(f"{args.a} and {args.b} are one dump, which equals itself; give two")
     a, b = open_dump(args.a), open_dump(args.b)
     try:
         with progress_line("comparing", "rows") as progress:
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
                 expect=expect,
                 declared=declared,
                 jobs=args.jobs,
+                allow_unfinished=args.allow_unfinished,
                 progress=progress if sys.stderr.isatty() else None,
             )
     except ValueError as error:
@@ -92,6 +96,6 @@ def _expect(text: str) -> Expect:
     match text:
         case "both" | "a" | "b":
             return text
-        case _ if text.isascii() and text.isdigit():
+        case _ if text.isascii() and text.isdigit() and len(text) < 19:
             return int(text)
     raise InputError(f"--expect-rows {quoted(text)} is neither both, a, b, nor a number of rows")

@@ -159,7 +159,8 @@ class Worker:
             tally.mismatching_rows += int(np.count_nonzero(mask))
             tally.wrong.append(part.pairs.numbers[mask])
             tally.first = min(filter(None, (tally.first, _first(x, y, found, dtype, part, positions, tally.fingerprint))))
-            ulps = None if tally.fingerprint else ulp_distance(x[mask], y[mask], dtype).max(axis=1)
+            fold = not found.mode.is_bits  # under a tolerance −0 is +0
+            ulps = None if tally.fingerprint else ulp_distance(x[mask], y[mask], dtype, fold_zeros=fold).max(axis=1)
         if found.nonfinite_a or found.nonfinite_b:
             _note_nonfinite(tally, x, y, dtype, part, positions, key)
         tally.add_cells(np.searchsorted(np.asarray(self.settings.edges), positions, side="right") - 1, mask, ulps)
@@ -200,7 +201,7 @@ def _first(
         one.bits_b,
         float("nan") if fingerprint else one.value_a,
         float("nan") if fingerprint else one.value_b,
-        int(ulp_distance(bits_a, bits_b, dtype)[0]) if meaningful else -1,
+        int(ulp_distance(bits_a, bits_b, dtype, fold_zeros=not found.mode.is_bits)[0]) if meaningful else -1,
         (int(part.left_forwards[row]), int(part.left_rows[row])),
         (int(part.right_forwards[row]), int(part.right_rows[row])),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -45,7 +46,7 @@ class Coverage:
         universe = self.comparison.universe
         a, b = (group.a.has, group.b.has) if key in MAY_BE_INFINITE else (universe.a.has, universe.b.has)
         wanted = {"a": a, "b": b}.get(str(self.expect), a | b)
-        return np.asarray(wanted & ~universe.a.terminal & ~universe.b.terminal & ~self._excused(key))
+        return np.asarray(wanted & ~universe.a.terminal & ~universe.b.terminal & ~self._excused(key, group))
 
     def missing(self) -> list[Problem]:
         """Rows that one side has and the other lacks altogether, one problem a side."""
@@ -104,21 +105,32 @@ class Coverage:
     def _asks_for(self, side: Side) -> bool:
         return isinstance(self.expect, int) or self.expect in ("both", side)
 
-    def _excused(self, key: str) -> Rows:
+    def _excused(self, key: str, group: Group | None = None) -> Rows:
         """Rows that a declaration excuses under a key; "" asks for those that are excused under every key."""
         excused = np.zeros(len(self.comparison.universe.positions), np.bool_)
         for entry in self.declared:
             if entry.covers_key(key):
-                excused |= self._rows_of(entry)
+                excused |= self._rows_of(entry, group)
         return excused
 
-    def _rows_of(self, entry: Declared) -> Rows:
+    def _rows_of(self, entry: Declared, group: Group | None = None) -> Rows:
         """The rows that a declaration is about: those that its side lacks; where it names keys, those that lack a value."""
         universe, having = self.comparison.universe, _other(entry.side)
         rows = universe.side(having)
         names = self.comparison.indexes[0 if having == "a" else 1].request_ids
-        covered = entry.covers_rows(universe.positions, rows.requests, names)
-        return covered if entry.keys != "*" else covered & ~universe.side(entry.side).has
+        covered = entry.covers_rows(universe.positions, rows.requests, names) & ~self._held_by_others(entry, having)
+        if entry.keys == "*":
+            return covered & ~universe.side(entry.side).has
+        return covered if group is None else covered & ~(group.a if entry.side == "a" else group.b).has
+
+    def _held_by_others(self, entry: Declared, having: Side) -> Rows:
+        """Rows that also belong to a request which the declaration does not name."""
+        index, ids = self.comparison.indexes[0 if having == "a" else 1], self.comparison.universe.side(having).ids
+        named = np.array([fnmatch.fnmatchcase(name, entry.requests) for name in index.request_ids], np.bool_)
+        held = np.zeros(len(self.comparison.universe.positions), np.bool_)
+        if len(named):
+            held[ids[(ids != NOBODY) & ~named[index.requests]]] = True
+        return held
 
     def _is_used(self, entry: Declared) -> bool:
         only = self.comparison.only[1 if entry.side == "a" else 0]

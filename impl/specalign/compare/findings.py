@@ -188,6 +188,21 @@ def _declares(entry: Declared, lacking: Side, key: str) -> bool:
     return entry.side == lacking and entry.keys != "*" and entry.is_whole and entry.covers_key(key)
 
 
+def unfinished_problems(comparison: Comparison) -> list[Problem]:
+    """Dumps that say themselves that passes may be missing."""
+    return [
+        Problem(
+            "not-finished",
+            f"side {side}: {dump.unfinished[0]}, so its writer was killed, failed, or is still at work",
+            str(dump.path),
+            "; ".join(dump.unfinished[:4]),
+            "wait for it or record it again; --allow-unfinished compares what is there",
+        )
+        for side, dump in zip(("a", "b"), comparison.dumps, strict=True)
+        if dump.unfinished
+    ]
+
+
 def count_problems(expect: Expect, keys: Sequence[KeyResult]) -> list[Problem]:
     """Nothing was compared, or another number of rows than the caller expects."""
     problems = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -122,7 +123,16 @@ class Loaded:
         if axis.endswith(("@tp", "@sp")):
             return self._join_shards(key, axis, held)
         self._check_copies(key, held)
-        return _flat(held[0][1])
+        return self._checked_rows(key, _flat(held[0][1]))
+
+    def _checked_rows(self, key: str, tensor: RawTensor) -> RawTensor:
+        """Raises `DumpError` unless a tensor that was put together has one row for each of the forward."""
+        if len(tensor.data) != self.forward.rows:
+            raise DumpError(
+                f"{self.forward.where}: {key} has {len(tensor.data)} rows over all ranks, and the forward has"
+                f" {self.forward.rows}: which rows they are cannot be told; record every rank, with the right layout"
+            )
+        return tensor
 
     def _check_ranks(self, key: str, holders: Sequence[PassInfo]) -> None:
         """Ranks that differ in tp alone ran the same modules, so all of them hold a key or none."""
@@ -136,10 +146,16 @@ class Loaded:
         by_rank: dict[int, list[tuple[PassInfo, RawTensor]]] = collections.defaultdict(list)
         for info, tensor in held:
             by_rank[dict(info.coords).get("tp", 0)].append((info, tensor))
-        size = self.layout.get("tp", max(by_rank) + 1)
-        missing = sorted(set(range(size)) - set(by_rank))
-        if missing:
-            self._report("shard-missing", key, f"{len(missing)} of {size} parts", f"tp ranks {missing} wrote no {key}: record"
+        size = self.layout.get("tp")
+        if size is None:
+            raise DumpError(
+                f"{self.forward.where}: {key} is shared over tp ranks ({axis}), and the manifest's layout does not say how many"
+                " there are; record with layout={'tp': N}"
+            )
+        count = size - sum(rank < size for rank in by_rank)
+        if count:
+            missing = list(itertools.islice((rank for rank in range(size) if rank not in by_rank), 8))
+            self._report("shard-missing", key, f"{count} of {size} parts", f"tp ranks {missing} wrote no {key}: record"
                          " every tensor-parallel rank, or add the missing folders")  # fmt: skip
             return None
         for copies in by_rank.values():
@@ -148,7 +164,12 @@ class Loaded:
         dtypes = {part.spec.dtype for part in parts}
         if len(dtypes) != 1:
             raise DumpError(f"{self.forward.where}: the parts of {key} have different element types: {sorted(dtypes)}")
-        return _sum_up(parts) if parts[0].spec.fingerprint and axis.startswith("hidden") else _concatenate(parts, axis)
+        if len({part.spec.fingerprint for part in parts}) != 1:
+            raise DumpError(
+                f"{self.forward.where}: some parts of {key} are values and some fingerprints; record all of them alike"
+            )
+        whole = _sum_up(parts) if parts[0].spec.fingerprint and axis.startswith("hidden") else _concatenate(parts, axis)
+        return self._checked_rows(key, whole)
 
     def _check_copies(self, key: str, held: Sequence[tuple[PassInfo, RawTensor]]) -> None:
         (first, one), *others = held

@@ -147,6 +147,9 @@ def _filled(sequence: Sequence, candidate: Sequence) -> Ints | None:
     shared = positions < length
     if not shared.any() or (theirs[positions[shared]] != own[shared]).any():
         return None
+    # Every position behind the candidate must be its own; looked at before memory is taken for what a file says.
+    if int(positions[-1]) + 1 - length > np.count_nonzero(~shared):
+        return None
     tokens = np.full(int(positions[-1]) + 1, -1, np.int32)
     tokens[: min(length, len(tokens))] = theirs[: len(tokens)]
     tokens[positions] = own

@@ -13,7 +13,14 @@ from specalign.compare.comparison import Comparison, position_edges, prepare
 from specalign.compare.coverage import Coverage, Expect, sequence_of
 from specalign.compare.declared import Declared
 from specalign.compare.explain import explain_divergence
-from specalign.compare.findings import count_problems, key_problems, key_results, request_matches, value_problems
+from specalign.compare.findings import (
+    count_problems,
+    key_problems,
+    key_results,
+    request_matches,
+    unfinished_problems,
+    value_problems,
+)
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.result import CompareReport, KeyResult, Problem
 from specalign.compare.running import Compared, Progress, run
@@ -33,6 +40,7 @@ def compare_dumps(
     jobs: int = 1,
     progress: Progress | None = None,
     explain: bool = True,
+    allow_unfinished: bool = False,
 ) -> CompareReport:
     """Compare two dumps of one model.
 
@@ -45,6 +53,7 @@ def compare_dumps(
         jobs: processes that compare.
         progress: told how far the comparison is.
         explain: look for a known cause if something differs.
+        allow_unfinished: take dumps without an end mark, such as those of a server that was killed; a note says so.
 
     Raises:
         DumpError: a dump that cannot be read.
@@ -55,7 +64,11 @@ def compare_dumps(
     settings = Settings(mode, position_edges(comparison.universe.positions))
     coverage = Coverage(comparison, expect, tuple(declared))
     compared, problems = run(comparison, settings, jobs, progress)
+    unfinished = unfinished_problems(comparison)
+    problems = problems if allow_unfinished else [*unfinished, *problems]
     report = _report(comparison, coverage, settings, compared, problems)
+    if allow_unfinished and unfinished:
+        report = dataclasses.replace(report, notes=(*report.notes, *(problem.what for problem in unfinished)))
     if not explain or report.first is None:
         return report
     return dataclasses.replace(report, explanation=explain_divergence(report, AlignedRows(comparison)))

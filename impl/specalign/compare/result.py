@@ -22,6 +22,7 @@ PROBLEMS: Final[Mapping[str, str]] = {
     "width-mismatch": "the two sides hold rows of different width",
     "non-finite": "infinities or NaN where none may be",
     "stale-declaration": "a declared gap that is none",
+    "not-finished": "the run that wrote a dump may not have come to its end",
     "expected-rows": "another number of rows than the caller expects",
 }
 """Code → what it means. Each of them fails a comparison, whether or not the values that were compared agree."""
@@ -126,7 +127,11 @@ class KeyResult:
     @property
     def ok(self) -> bool:
         """Every expected row was compared and none differs."""
-        return self.rows_compared == self.rows_expected and not self.rows_mismatching and self.rows_compared > 0
+        return (
+            self.rows_compared == self.rows_expected
+            and not self.rows_mismatching
+            and min(self.rows_compared, self.elements_compared) > 0
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import concurrent.futures.process
 import dataclasses
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -13,6 +15,7 @@ from specalign.compare.comparison import Comparison
 from specalign.compare.pairing import Pairing
 from specalign.compare.result import Problem
 from specalign.compare.tally import Tally
+from specalign.dump.errors import DumpError
 
 Progress = Callable[[int, int], None]
 """Called with pairs of rows that are done, and all there are."""
@@ -56,9 +59,17 @@ def _results(comparison: Comparison, settings: Settings, work: list[tuple[str, P
         yield from (_one(comparison, settings, kind, part) for kind, part in work)
         return
     context = multiprocessing.get_context(start_method())
+    # All processes start at once where they are forked: no more of them than there is work or than the machine has cores.
+    jobs = min(jobs, len(work), os.cpu_count() or 1)
     with concurrent.futures.ProcessPoolExecutor(jobs, context, _remember, (comparison, settings)) as pool:
         for future in [pool.submit(_one_of_a_worker, kind, part) for kind, part in work]:
-            yield future.result()
+            try:
+                yield future.result()
+            except concurrent.futures.process.BrokenProcessPool as error:
+                raise DumpError(
+                    "a process that compared was ended from outside (out of memory, or a dump that was cut off while it was"
+                    " read): use fewer --jobs, and compare dumps that nobody writes to"
+                ) from error
 
 
 def start_method() -> str:

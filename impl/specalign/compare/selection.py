@@ -13,7 +13,7 @@ from specalign.layer_ids.files import InputError, quoted
 WORDS: Final = ("embedding", "post_norm", "logits", "logprobs")
 """What lies outside of layers: boundary 0 and modules before it, and what comes after the last block."""
 
-_RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

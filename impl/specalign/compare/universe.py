@@ -82,7 +82,7 @@ def match_rows(a: RowIndex, b: RowIndex) -> Universe:
             requests[mine] = np.where(requests[mine] == NOBODY, sequence.number, requests[mine])
         views.append((ids, requests))
     sides = [
-        SideRows(ids, requests, _terminal(parts[n], parts[1 - n], views[1 - n][1] != NOBODY))
+        SideRows(ids, requests, _terminal(parts[n], parts[1 - n], views[1 - n][1] != NOBODY, positions))
         for n, (ids, requests) in enumerate(views)
     ]
     matches, unmatched = _pair_requests((a, b), (located_a, located_b), parts, sides)
@@ -105,7 +105,10 @@ def _number(items: Sequence[Located]) -> tuple[NDArray[np.int32], int]:
 
 
 def _terminal(
-    mine: Sequence[NDArray[np.int32]], others: Sequence[NDArray[np.int32]], other_has: NDArray[np.bool_]
+    mine: Sequence[NDArray[np.int32]],
+    others: Sequence[NDArray[np.int32]],
+    other_has: NDArray[np.bool_],
+    positions: NDArray[np.int32],
 ) -> NDArray[np.bool_]:
     """The last rows of requests of which the other side ran everything but that row.
 
@@ -116,7 +119,7 @@ def _terminal(
     ends = collections.Counter(int(numbers[-1]) for numbers in others)
     for last in sorted({tuple(numbers[-2:].tolist()) for numbers in mine if len(numbers) > 1}):
         before, row = last
-        if not other_has[row] and ends[before] > 0:
+        if not other_has[row] and ends[before] > 0 and positions[row] == positions[before] + 1:
             ends[before] -= 1
             terminal[row] = True
     return terminal

@@ -93,11 +93,13 @@ class Dump(abc.ABC):
         path: the folder or file.
         manifest: who wrote it.
         notes: what the format cannot tell, and what was left out.
+        unfinished: why the run that wrote it may not have come to its end; empty if it did, or if the format cannot tell.
     """
 
     path: Path
     manifest: Manifest
     notes: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def infos(self) -> Sequence[PassInfo]:

@@ -177,7 +177,18 @@ def open_specalign(folder: str | os.PathLike[str], *, partial: bool = False) -> 
         raise DumpError(f"{shown(path / odd[0])}: is no name of a rank ({rank_name(0)}) and would stay unread; move it away")
     if not partial:
         _check_whole(path, manifest, ranks)
-    return SpecalignDump(path, manifest, ranks)
+    dump = SpecalignDump(path, manifest, ranks)
+    dump.unfinished = ("it was opened in part",) if partial else _unfinished(path, ranks)
+    return dump
+
+
+def _unfinished(path: Path, ranks: Mapping[int, Sequence[int]]) -> tuple[str, ...]:
+    """What `validate` calls `no-end` and `pass-count`: every pass that is there is whole, and others may be missing."""
+    found = [f"{rank_name(rank)} has no end mark" for rank in ranks if read_end(path / rank_name(rank)) is None]
+    counts = {len(numbers) for numbers in ranks.values()}
+    if len(counts) > 1:
+        found.append(f"its ranks wrote between {min(counts)} and {max(counts)} passes")
+    return tuple(found)
 
 
 def list_passes(folder: Path) -> list[int]:

@@ -106,6 +106,15 @@ class OpenPass:
         self._copier.release(self)
 
 
+def _has_come(copy: _Copy) -> bool:
+    """Whether the side stream is done with a copy. If the device failed, its memory is not used again, and nobody waits."""
+    try:
+        copy.wait()
+    except Exception:
+        return False
+    return True
+
+
 class Copier:
     """A bounded queue of passes and the thread that empties it.
 
@@ -184,8 +193,7 @@ class Copier:
     def release(self, opened: OpenPass, *, drained: bool = False) -> None:
         """The tensors of a pass are no longer needed."""
         for copy in opened.copies.values():
-            copy.wait()  # the side stream may still write there
-            if copy.slab is not None:
+            if _has_come(copy) and copy.slab is not None:
                 self._slabs.give_back(copy.slab)
         opened.copies.clear()
         with self._condition:
@@ -256,6 +264,7 @@ class Copier:
             except BaseException as error:  # whatever it is, it reaches the caller
                 with self._condition:
                     self._error = error
+                    self._condition.notify_all()
             finally:
                 self.stats.seconds_writing += time.perf_counter() - begin
                 self.release(opened, drained=True)

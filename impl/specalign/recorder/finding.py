@@ -152,6 +152,9 @@ def _real_positions(tokens: Tensor, named: Mapping[str, Any], past: int) -> tupl
             )
         seen = mask.to(tokens.device).bool()
         return seen[:, past:], (seen.cumsum(1) - 1)[:, past:]
+    if mask is not None:
+        what = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise RecordError(f"attention_mask is {what}, and only [batch, tokens] tells which tokens are padding. {_SAY_ROWS}")
     real = torch.ones(count, length, dtype=torch.bool, device=tokens.device)
     given = named.get("position_ids")
     if isinstance(given, Tensor):

@@ -17,7 +17,8 @@ class RequestNames:
 
     The caller's, if there are any. Otherwise sequence b of forward k that begins anew is `pass<k>/<b>`, and a forward that
     goes on from a cache goes on with the names of the sequences that filled it: those of the forward that was given
-    the same cache or made it, else those of the forward before.
+    the same cache or made it; where caches cannot be told apart (tuples), those of the forward before. A cache whose sequences
+    are reordered (beam search) is not seen: name the sequences then.
 
     k counts the forwards of this model alone, so that one micro-batch has one name on every pipeline stage and in every
     virtual chunk.
@@ -55,7 +56,12 @@ class RequestNames:
             self._by_cache[cache] = self._last
 
     def _continued(self, count: int, cache: Any, past: int) -> tuple[str, ...]:
-        known = self._by_cache.get(cache, self._last) if _can_be_key(cache) else self._last
+        known = self._by_cache.get(cache) if _can_be_key(cache) else self._last
+        if known is None and len(self._by_cache):
+            raise RecordError(
+                f"this forward goes on after {past} cached tokens from a cache that no recorded forward filled (a copy of one?):"
+                " whose tokens they are cannot be told. Pass requests=, the ids of the sequences of each forward"
+            )
         if known is None:
             known = tuple(f"pass{self.forward}/{place}" for place in range(count))  # the cache was filled before the recording
         if len(known) != count:

@@ -117,8 +117,8 @@ def test_two_processes(
         (["--declare-missing", "/nowhere.toml"], "no such file"),
     ],
 )
-def test_bad_arguments(train: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(train), str(train), *arguments]) == 2
+def test_bad_arguments(train: Path, rollout: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(train), str(rollout), *arguments]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -151,3 +151,18 @@ def test_progress_on_a_terminal(
     assert told
     assert told[-1][0] == told[-1][1] == 8
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_a_dump_equals_itself_and_that_proves_nothing(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link").symlink_to(train)
+    assert main(["compare", str(train), str(tmp_path / "link")]) == 2
+    assert "equals itself" in capsys.readouterr().err
+
+
+def test_a_run_that_did_not_come_to_its_end(train: Path, rollout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is there agrees, and what the killed writer would have written nobody knows."""
+    (rollout / "rank00000" / "end.json").unlink()
+    assert main(["compare", str(train), str(rollout)]) == 1
+    assert "not-finished" in capsys.readouterr().out
+    assert main(["compare", str(train), str(rollout), "--allow-unfinished"]) == 0
+    assert "no end mark" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specalign.compare.explain.sample import Sample
 from specalign.compare.result import Explanation
+from specalign.dump.dtypes import DTYPES
 
 CHANCE: Final = 1e-4
 """A set of rows explains nothing if rows that differ at random would all fall into it more often than this."""
@@ -81,7 +82,7 @@ def one_phase(sample: Sample) -> Explanation | None:
 def one_rounding(sample: Sample) -> Explanation | None:
     """No element differs by more than one representable number."""
     result = sample.result
-    if result.max_ulp != 1:
+    if result.max_ulp != 1 or not DTYPES[result.dtype_a].is_float:
         return None
     return sample.explanation(
         "one-rounding",
