@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from specalign.draft import DraftError, DraftVocab, Eagle3Head, RopeConfig, build_eagle3, parse_eagle3_config
+from specalign.draft import (
+    DraftError,
+    DraftVocab,
+    Eagle3Head,
+    RopeConfig,
+    build_eagle3,
+    parse_eagle3_config,
+    read_eagle3_config,
+)
 from specalign.draft.rope import Rotary
 
 from .heads import config_dict, random_tensors
@@ -56,3 +66,30 @@ def test_tied_embeddings_with_a_draft_vocabulary_say_which_two_keys_clash() -> N
     )
     with pytest.raises(DraftError, match=f"^{re.escape(says)}$"):
         parse_eagle3_config(config_dict(tie_word_embeddings=True), name="my head")
+
+
+def test_a_config_file_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_dict(hidden_size=...)), encoding="utf-8")
+    for path in (file, tmp_path):
+        with pytest.raises(DraftError, match=f"^{re.escape(str(path))}: no hidden_size in this config"):
+            read_eagle3_config(path)
+
+
+def test_weights_whose_dtype_will_not_do_are_refused_by_the_name_of_the_head() -> None:
+    raw = config_dict()
+    config, tensors = parse_eagle3_config(raw), random_tensors(raw)
+    for dtype, says in (
+        (torch.float16, "weights of several dtypes"),
+        (torch.float8_e4m3fn, "fc.weight is torch.float8_e4m3fn: quantized weights are not supported"),
+    ):
+        with pytest.raises(DraftError, match=f"^my head: {says}"):
+            build_eagle3(config, {**tensors, "fc.weight": tensors["fc.weight"].to(dtype)}, name="my head")
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 3, 1)])
+def test_positions_of_another_shape_are_refused_with_both_that_would_do(shape: tuple[int, ...]) -> None:
+    head, tokens = Eagle3Head(parse_eagle3_config(config_dict(draft_vocab_size=40))), torch.zeros(2, 3, dtype=torch.long)
+    says = f"positions torch.int64 {list(shape)} for tokens [2, 3]; give int positions of the same shape, or [3]"
+    with pytest.raises(DraftError, match=f"^{re.escape(says)}$"):
+        head(tokens, torch.zeros(2, 3, 16), torch.zeros(shape, dtype=torch.long))

@@ -61,6 +61,14 @@ def test_chunks_keep_the_order_that_they_are_given_in() -> None:
     assert fc_input()([c, a, b])[0, ::WIDTH].tolist() == [3.0, 1.0, 2.0]
 
 
+def test_states_of_a_batch_are_joined_feature_by_feature() -> None:
+    batch = [state.expand(5, 2, WIDTH) for state in states()]
+    got = fc_input()(batch)
+    assert got.shape == (5, 2, CHUNKS * WIDTH)
+    assert got[..., ::WIDTH].tolist() == [[[1.0, 2.0, 3.0]] * 2] * 5
+    assert torch.equal(fc_input()(got), got), "the concatenation is taken as well"
+
+
 def test_without_the_flags_there_are_no_norm_weights() -> None:
     assert set(fc_input().state_dict()) == {"fc.weight"}
     both = {"fc.weight", "input_norm.weight", "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight"}

@@ -33,6 +33,8 @@ CASES = {
     "yarn, attention factor": {**YARN, "attention_factor": 1.7},
     "yarn, mscale (DeepSeek)": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
     "yarn, equal mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn, mscale alone": {**YARN, "mscale": 0.5},
+    "yarn, mscale_all_dim alone": {**YARN, "mscale_all_dim": 0.5},
     "yarn, no stretch": {**YARN, "factor": 1.0},
     "yarn, shrunk": {**YARN, "factor": 0.5},
     "yarn, tiny original": {**YARN, "original_max_position_embeddings": 8},
