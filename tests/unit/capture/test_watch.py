@@ -1,0 +1,105 @@
+"""What a watch tells its subclass: a forward that was given up, and blocks that run again inside backward."""
+
+# ruff: noqa: E402  # without torch the module is skipped before it imports what needs it
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch import Tensor, nn
+
+from specalign.capture import CaptureError, CapturePlan
+from specalign.capture.hooks import Capture
+from specalign.capture.parts import find_parts
+from specalign.capture.passes import Pass, Reading
+from specalign.capture.stream import Copying
+from specalign.layer_ids import State
+from tests.unit.capture.probes import BLOCKS, Stack, start
+from tests.unit.capture.test_hooks_autograd import CHECKPOINTS, DEPTH, Model, tokens
+
+
+class Noting(Capture):
+    """A capture that keeps what it is told."""
+
+    def __init__(self, model: nn.Module, states: tuple[State, ...], blocks: int) -> None:
+        parts = find_parts(model, blocks=None, final_norm=None, stage=None, needs_norm=False)
+        super().__init__(model, CapturePlan(states, blocks), parts, Copying(), Reading())
+        self.again: list[tuple[str, int, Tensor, Any]] = []
+        self.begun: list[Pass] = []
+        self.abandoned: list[Pass] = []
+
+    def _begin(self, args: Any, kwargs: Any) -> Pass:
+        self.begun.append(super()._begin(args, kwargs))
+        return self.begun[-1]
+
+    def _abandon(self, current: Pass) -> None:
+        self.abandoned.append(current)
+
+    def _enter_again(self, place: int, args: Any, kwargs: Any) -> None:
+        self.again.append(("enter", place, args[0], kwargs))
+
+    def _leave_again(self, place: int, args: Any, kwargs: Any, output: Any) -> None:
+        self.again.append(("leave", place, output, kwargs))
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "early stop off"])
+def test_blocks_that_run_again_are_told_from_the_last_to_the_first(kind: str) -> None:
+    model = Model(CHECKPOINTS[kind])
+    with Noting(model, tuple(range(DEPTH + 1)), DEPTH) as capture:
+        model(tokens()).square().sum().backward()
+    assert [(what, place) for what, place, *_ in capture.again] == [
+        (what, place) for place in reversed(range(DEPTH)) for what in ("enter", "leave")
+    ]
+    for what, place, seen, kwargs in capture.again:
+        assert torch.equal(seen, capture.states[place + (what == "leave")]), f"{what} {place}"
+        assert kwargs == {}
+
+
+def fails(model: nn.Module, args: Any) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_forward_that_raises_is_given_up_and_one_that_ends_is_not() -> None:
+    model = Stack()
+    with Noting(model, (1,), BLOCKS) as capture:
+        model(start())
+        failing = model.layers[4].register_forward_pre_hook(fails)
+        with pytest.raises(ZeroDivisionError):
+            model(start())
+        failing.remove()
+        model(start())
+    assert len(capture.begun) == 3
+    assert capture.abandoned == capture.begun[1:2]
+    assert len(capture.forwards) == 2
+
+
+def test_a_forward_that_cannot_be_what_was_asked_for_is_given_up() -> None:
+    class Stops(Stack):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.layers[0](hidden)
+
+    model = Stops()
+    with Noting(model, (1,), BLOCKS) as capture, pytest.raises(CaptureError, match="1 of 6 blocks ran"):
+        model(start())
+    assert capture.abandoned == capture.begun
+    assert len(capture.begun) == 1
+
+
+def test_a_forward_during_which_the_capture_is_closed_is_given_up_and_runs_on_unwatched() -> None:
+    model = Stack()
+    capture = Noting(model, (1,), BLOCKS)
+
+    def closes(block: nn.Module, args: Any) -> None:
+        capture.__exit__(None, None, None)
+
+    with capture:
+        model.layers[2].register_forward_pre_hook(closes)
+        assert model(start())[0, 0].item() == 63000
+    assert capture.abandoned == capture.begun
+    assert len(capture.begun) == 1
+    with pytest.raises(CaptureError, match="no forward"):
+        _ = capture.forwards
