@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch import Tensor, nn
 
-from specalign.capture import CaptureError, CapturePlan
+from specalign.capture import CaptureError, CapturePlan, Stage, capture_states
 from specalign.capture.hooks import Capture
 from specalign.capture.parts import find_parts
 from specalign.capture.passes import Pass, Reading
 from specalign.capture.stream import Copying
-from specalign.layer_ids import State
-from tests.unit.capture.probes import BLOCKS, Stack, start
+from specalign.layer_ids import POST_NORM, State
+from tests.unit.capture.probes import BLOCKS, PlainBlock, Stack, start
 from tests.unit.capture.test_hooks_autograd import CHECKPOINTS, DEPTH, Model, tokens
 
 
@@ -28,7 +28,7 @@ class Noting(Capture):
     def __init__(self, model: nn.Module, states: tuple[State, ...], blocks: int) -> None:
         parts = find_parts(model, blocks=None, final_norm=None, stage=None, needs_norm=False)
         super().__init__(model, CapturePlan(states, blocks), parts, Copying(), Reading())
-        self.again: list[tuple[str, int, Tensor, Any]] = []
+        self.again: list[tuple[str, int, Any, Any, Any]] = []
         self.begun: list[Pass] = []
         self.abandoned: list[Pass] = []
 
@@ -40,10 +40,10 @@ class Noting(Capture):
         self.abandoned.append(current)
 
     def _enter_again(self, place: int, args: Any, kwargs: Any) -> None:
-        self.again.append(("enter", place, args[0], kwargs))
+        self.again.append(("enter", place, args, kwargs, None))
 
     def _leave_again(self, place: int, args: Any, kwargs: Any, output: Any) -> None:
-        self.again.append(("leave", place, output, kwargs))
+        self.again.append(("leave", place, args, kwargs, output))
 
 
 @pytest.mark.parametrize("kind", ["reentrant", "early stop off"])
@@ -54,8 +54,9 @@ def test_blocks_that_run_again_are_told_from_the_last_to_the_first(kind: str) ->
     assert [(what, place) for what, place, *_ in capture.again] == [
         (what, place) for place in reversed(range(DEPTH)) for what in ("enter", "leave")
     ]
-    for what, place, seen, kwargs in capture.again:
-        assert torch.equal(seen, capture.states[place + (what == "leave")]), f"{what} {place}"
+    for what, place, (hidden,), kwargs, output in capture.again:
+        assert torch.equal(hidden, capture.states[place]), f"{what} {place}"
+        assert what == "enter" or torch.equal(output, capture.states[place + 1]), f"{what} {place}"
         assert kwargs == {}
 
 
@@ -103,3 +104,43 @@ def test_a_forward_during_which_the_capture_is_closed_is_given_up_and_runs_on_un
     assert len(capture.begun) == 1
     with pytest.raises(CaptureError, match="no forward"):
         _ = capture.forwards
+
+
+OUTSIDE = "ran outside of a forward of the Stack: give capture_states the module that you call$"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("layers.0", "block 3"), ("layers.2", "block 5"), ("norm", "the final norm")], ids=lambda text: text
+)
+def test_a_part_that_is_called_by_itself_is_named_as_the_target_numbers_it(path: str, says: str) -> None:
+    model, stage = Stack([PlainBlock(number) for number in range(3, 6)]), Stage(3, 6, BLOCKS, first=False, last=True)
+    with pytest.raises(CaptureError, match=f"^{says} {OUTSIDE}"), capture_states(model, (6, POST_NORM), stage=stage):
+        model.get_submodule(path)(start())
+
+
+@pytest.mark.parametrize(("path", "says"), [("layers.2", "block 2"), ("norm", "the final norm")], ids=lambda text: text)
+def test_a_capture_that_is_opened_inside_a_forward_says_what_it_saw_first(path: str, says: str) -> None:
+    model = Stack()
+    capture = capture_states(model, (6, POST_NORM))
+
+    def opens(module: nn.Module, args: Any) -> None:
+        capture.__enter__()
+
+    model.get_submodule(path).register_forward_pre_hook(opens)
+    try:
+        with pytest.raises(CaptureError, match=f"^{says} {OUTSIDE}"):
+            model(start())
+    finally:
+        capture.__exit__(None, None, None)
+
+
+def test_a_pass_is_shown_the_norm_and_what_it_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Pass, "enter_norm", lambda self, *shown: seen.append(shown))
+    model = Stack(residual=True)
+    with capture_states(model, (POST_NORM,)):
+        model(start())
+    [(norm, (hidden, residual), kwargs)] = seen
+    assert norm is model.norm
+    assert (hidden + residual)[0, 0].item() == 63
+    assert kwargs == {}
