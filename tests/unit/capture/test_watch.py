@@ -30,11 +30,18 @@ class Noting(Capture):
         super().__init__(model, CapturePlan(states, blocks), parts, Copying(), Reading())
         self.again: list[tuple[str, int, Any, Any, Any]] = []
         self.begun: list[Pass] = []
+        self.called_with: list[tuple[Any, Any]] = []
+        self.outputs: list[Any] = []
         self.abandoned: list[Pass] = []
 
     def _begin(self, args: Any, kwargs: Any) -> Pass:
         self.begun.append(super()._begin(args, kwargs))
+        self.called_with.append((args, kwargs))
         return self.begun[-1]
+
+    def _finish(self, current: Pass, output: Any) -> None:
+        super()._finish(current, output)
+        self.outputs.append(output)
 
     def _abandon(self, current: Pass) -> None:
         self.abandoned.append(current)
@@ -60,7 +67,41 @@ def test_blocks_that_run_again_are_told_from_the_last_to_the_first(kind: str) ->
         assert kwargs == {}
 
 
-def fails(model: nn.Module, args: Any) -> None:
+def test_a_subclass_is_told_what_the_model_was_called_with_and_what_it_returned() -> None:
+    model, hidden = Stack(), start()
+    with Noting(model, (1,), BLOCKS) as capture:
+        first, second = model(hidden), model(hidden=hidden)
+    [((seen,), no_names), (nothing, named)] = capture.called_with
+    assert seen is hidden
+    assert no_names == {}
+    assert nothing == ()
+    assert named["hidden"] is hidden
+    assert [output is returned for output, returned in zip(capture.outputs, (first, second), strict=True)] == [True, True]
+
+
+def test_a_model_that_calls_itself_is_refused_by_name() -> None:
+    class CallsItself(Stack):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self(hidden)
+
+    says = "^the CallsItself was called while a forward of it was running"
+    with pytest.raises(CaptureError, match=says), capture_states(model := CallsItself(), (1,)):
+        model(start())
+
+
+def test_a_capture_whose_hooks_could_not_be_put_on_may_be_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack()
+    capture = capture_states(model, (1,))
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[3], "register_forward_hook", fails)
+        with pytest.raises(ZeroDivisionError):
+            capture.__enter__()
+    with capture:
+        model(start())
+    assert capture.states[0][0, 0].item() == 1
+
+
+def fails(*args: Any, **kwargs: Any) -> None:
     raise ZeroDivisionError
 
 
