@@ -119,6 +119,12 @@ def test_a_forward_that_raises_is_given_up_and_one_that_ends_is_not() -> None:
     assert len(capture.forwards) == 2
 
 
+def test_where_no_forward_ran_none_is_given_up() -> None:
+    with Noting(Stack(), (1,), BLOCKS) as capture:
+        pass
+    assert capture.abandoned == []
+
+
 def test_a_forward_that_cannot_be_what_was_asked_for_is_given_up() -> None:
     class Stops(Stack):
         def forward(self, hidden: Tensor) -> Tensor:
