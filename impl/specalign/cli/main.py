@@ -17,6 +17,8 @@ VERBS: Final = {
     "engines": "the engine profiles: list them, or verify them against an engine's wheel",
     "dump": "a layerwise dump: look into it, validate it, or convert a foreign one",
     "compare": "two layerwise dumps: where they differ first, by how much, and why",
+    "lease": "run a command with GPUs that no other lease on this machine has",
+    "doctor": "versions, GPUs, who leases and who uses them, and the locks",
 }
 """Verb → help line; the module of the same name is imported only when the verb is used."""
 
