@@ -6,7 +6,13 @@ such a file during collection, after the header has been printed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from specalign.leases import Device
 
 
 def pytest_specalign_environment(config: pytest.Config, environment: dict[str, str]) -> None:
@@ -24,4 +30,25 @@ def pytest_specalign_environment(config: pytest.Config, environment: dict[str, s
 
         def pytest_specalign_environment(config, environment):
             environment["cluster"] = os.environ.get("CLUSTER", "none")
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_specalign_discover_devices(config: pytest.Config) -> Sequence[Device] | None:
+    """Tell which GPUs the machine has, in the place of NVML, nvidia-smi and torch.
+
+    Called in each process that runs tests when it first asks for a lease, and again while a request waits for free memory. The
+    first implementation that returns something other than None is believed; CUDA_VISIBLE_DEVICES still applies to that. For
+    `--specalign-session-gpus` it is called before the conftests are read, so there it must stand in a plugin (`-p`).
+
+    Args:
+        config: the run's config.
+
+    Returns:
+        `specalign.leases.Device` objects in PCI order, possibly none; or None to let the next one tell.
+
+    Example, for tests of a suite that has no GPU::
+
+        def pytest_specalign_discover_devices(config):
+            return [Device("GPU-00000000", 0, "made up", (9, 0), memory_total=2**37, memory_free=2**37)]
     """

@@ -1,7 +1,7 @@
 """The markers `gpu` and `bitwise`: their arguments are read and checked here.
 
-In this version that is all that happens. No GPU is leased for a `gpu` test and none is skipped where no GPU is found; a
-`bitwise` test runs once. The marks are accepted so that suites can carry them, and a wrong argument fails at collection.
+A `gpu` test gets a lease of such GPUs (`pytest_specalign.leases`). A `bitwise` test runs once in this version: the mark is
+accepted so that suites can carry it. A wrong argument fails at collection.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class BitwiseMark:
 MARKS: dict[str, type[GpuMark] | type[BitwiseMark]] = {"gpu": GpuMark, "bitwise": BitwiseMark}
 
 DESCRIPTIONS = (
-    "gpu(count=1, capability=None, memory=None): the test needs GPUs. This version of pytest-specalign checks the arguments and"
-    " does no more: it neither leases a GPU nor skips the test.",
+    "gpu(count=1, capability=None, memory=None): the test needs GPUs. It runs under a lease of so many, each with at least this"
+    " compute capability and this much free memory, and skips where the machine has none such.",
     "bitwise(runs=2): the test must give the same bits each time. This version of pytest-specalign checks the argument and does"
     " no more: the test runs once.",
 )

@@ -90,6 +90,22 @@ def _positive_int(raw: str, base: Path) -> int:
     return value
 
 
+def _seconds(raw: str, base: Path) -> float:
+    try:
+        value = float(raw)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("give seconds, 0 or more")
+    return value
+
+
+def _lock_pattern(raw: str, base: Path) -> str:
+    if not ("{uuid}" in raw or "{index}" in raw) or "/" in raw:
+        raise ValueError("give a file name with {uuid} or {index} in it, like gpu{index}.lock")
+    return raw
+
+
 def _ids(raw: str, base: Path) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in raw.split(","))
@@ -141,6 +157,11 @@ OPTIONS = (
     ),
     Option("pp_size", "Number of pipeline stages that the target is served on.", "N", _positive_int),
     Option("artifacts", "Folder that reports and other files of the run are written to.", "DIR", _path),
+    Option("lock_dir", "Folder of the lock files of GPU leases, one for the whole machine (/tmp/specalign-locks).", "DIR", _path),
+    Option("lock_pattern", "Name of a GPU's lock file, with {uuid} or {index} in it ({uuid}.lock).", "NAME", _lock_pattern),
+    Option("lease_timeout", "How long a test waits for its GPUs (600).", "SECONDS", _seconds),
+    Option("session_gpus", "Lease so many GPUs for the whole session, before torch is imported.", "N", _positive_int),
+    Option("workers", "With -n auto: one worker for each GPU.", "gpus", _one_of("gpus")),
 )
 
 
@@ -161,7 +182,7 @@ def settings(config: pytest.Config) -> Mapping[str, Setting]:
         pytest.UsageError: a value that the option does not take, naming where the value came from.
     """
     if SETTINGS not in config.stash:
-        found = (_read(config, option) for option in OPTIONS)
+        found = (_read(config, option, config.getoption(option.ini, default=None)) for option in OPTIONS)
         config.stash[SETTINGS] = {setting.option.name: setting for setting in found if setting is not None}
     return config.stash[SETTINGS]
 
@@ -173,7 +194,7 @@ def get_option(config: pytest.Config, name: Literal["kind"]) -> Literal["eagle",
 @overload
 def get_option(config: pytest.Config, name: Literal["engine", "ignore"]) -> tuple[str, ...]: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["pp_size"]) -> int | None: ...
+def get_option(config: pytest.Config, name: Literal["pp_size", "session_gpus"]) -> int | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload
@@ -195,6 +216,17 @@ def get_option(config: pytest.Config, name: str) -> Any:
     return setting.value
 
 
+def early_option(config: pytest.Config, name: str) -> object:
+    """The value of an option that is not repeatable, also before pytest has read the whole command line and the conftests.
+
+    Raises:
+        pytest.UsageError: see `settings`.
+    """
+    option = next(option for option in OPTIONS if option.name == name)
+    setting = _read(config, option, getattr(config.known_args_namespace, option.ini, None))
+    return None if setting is None else setting.value
+
+
 def is_active(config: pytest.Config) -> bool:
     """Whether somebody asked for the plugin: `-p specalign` (also out of addopts or PYTEST_ADDOPTS), PYTEST_PLUGINS, or any of
     its options. Being installed, or named in a conftest's `pytest_plugins`, is not asking."""
@@ -203,9 +235,8 @@ def is_active(config: pytest.Config) -> bool:
     return bool(named & PLUGIN_NAMES) or bool(settings(config))
 
 
-def _read(config: pytest.Config, option: Option) -> Setting | None:
+def _read(config: pytest.Config, option: Option, given: str | list[str] | None) -> Setting | None:
     here = config.invocation_params.dir
-    given = config.getoption(option.ini, default=None)
     if given is not None:
         return _parsed(option, given, option.flag, here)
     from_env = os.environ.get(option.env, "").strip()

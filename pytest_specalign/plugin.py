@@ -9,8 +9,9 @@ pytest.register_assert_rewrite("pytest_specalign.contracts", "pytest_specalign.s
 from collections.abc import Generator  # noqa: E402  # the rewrite must be asked for before anything of ours is imported
 from pathlib import Path  # noqa: E402
 
-from pytest_specalign import hookspecs, marks, options, report, suite  # noqa: E402
+from pytest_specalign import gpu_account, hookspecs, leases, marks, options, report, suite  # noqa: E402
 from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401  # fixtures: pytest finds them here
+from pytest_specalign.leases import device_alias, gpu_lease, module_gpu_lease, session_gpu_lease, specalign_device  # noqa: E402, F401
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,9 +22,15 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    leases.take_session_lease(early_config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     marks.register_marks(config)
     options.settings(config)  # a bad value stops the run here, before anything is collected
+    leases.take_session_lease(config)  # where a conftest brings the plugin, there was no earlier moment
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -33,6 +40,24 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if options.is_active(metafunc.config):
         marks.refuse_bad_marks(metafunc.definition)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leases.add_leases(config, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    leases.refuse_without_session_lease(item)
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    gpu_account.note_failure(item, call)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    return leases.count_workers(config)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

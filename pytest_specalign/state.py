@@ -9,9 +9,22 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_specalign.options import Setting
+    from specalign.leases import Lease, Pool
 
 SETTINGS: pytest.StashKey[Mapping[str, Setting]] = pytest.StashKey()
 """The options that somebody set, by name: written once, by `options.settings`."""
 
 ENVIRONMENT: pytest.StashKey[Mapping[str, str]] = pytest.StashKey()
 """What the hook `pytest_specalign_environment` gathered: written once, by `report.environment`."""
+
+POOL: pytest.StashKey[Pool] = pytest.StashKey()
+"""Where this process asks for GPU leases: made by `leases.get_pool` when the first one is wanted."""
+
+SESSION_LEASE: pytest.StashKey[Lease] = pytest.StashKey()
+"""The lease of `--specalign-session-gpus`, where this process runs tests."""
+
+NO_SESSION_LEASE: pytest.StashKey[str] = pytest.StashKey()
+"""Why a worker of xdist has none: each of its tests fails with this."""
+
+BROKE: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: setup or the call raised, so a traceback keeps the frame and its tensors alive."""

@@ -37,8 +37,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: N
 @pytest.fixture
 def configure(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: None) -> Configure:
     """Makes a config with the plugin in this process: quick, for tests about values."""
-    from pytest_specalign import plugin
+    from pytest_specalign import leases, plugin
 
+    monkeypatch.setattr(leases, "take_session_lease", lambda config: None)  # values, not GPUs
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.plugins = [plugin]
     return pytester.parseconfigure

@@ -92,17 +92,28 @@ def test_every_bad_mark_of_a_test_is_named(run: Run, pytester: pytest.Pytester) 
     assert all(f"bad mark @pytest.mark.{spelled}: " in lines for spelled in ("gpu(0)", "gpu(-2)", "bitwise(1)"))
 
 
+DISCOVER = """
+import pytest
+from specalign.leases import Device
+
+def pytest_specalign_discover_devices():
+    return [Device(f"GPU-{i}", i, "made up", (9, 0), 2**37, 2**37) for i in range(2)]
+"""
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("asked", [(), ("-p", "specalign")], ids=["inert", "active"])
 def test_strict_markers_knows_them_and_the_tests_run(
     run: Run, pytester: pytest.Pytester, asked: tuple[str, ...], workers: tuple[str, ...]
 ) -> None:
+    pytester.makeini(f"[pytest]\nspecalign_lock_dir = {pytester.path / 'locks'}\n" if asked else "[pytest]\n")
+    pytester.makeconftest(DISCOVER)
     marks = "@pytest.mark.gpu(count=2, capability=(9, 0), memory='40GiB')\n@pytest.mark.bitwise\n"
     pytester.makepyfile(f"import pytest\n\n{marks}def test_it(): pass\n")
     run("-Werror", "--strict-markers", *asked, *workers).assert_outcomes(passed=1)
 
 
-def test_markers_says_that_the_arguments_are_all_that_is_checked(run: Run) -> None:
+def test_markers_says_what_they_do(run: Run) -> None:
     result = run("--markers")
-    result.stdout.fnmatch_lines(["@pytest.mark.gpu(count=1, capability=None, memory=None): *neither leases a GPU nor skips*"])
+    result.stdout.fnmatch_lines(["@pytest.mark.gpu(count=1, capability=None, memory=None): *runs under a lease*"])
     result.stdout.fnmatch_lines(["@pytest.mark.bitwise(runs=2): *the test runs once*"])

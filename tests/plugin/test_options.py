@@ -44,6 +44,13 @@ EXAMPLES = {
     ),
     "pp_size": Example(["2"], "4", "8", (2, 4, 8), bad="0"),
     "artifacts": Example(["out/a"], "out/b", "out/c", (Path("out/a"), Path("out/b"), Path("out/c"))),
+    "lock_dir": Example(["locks/a"], "locks/b", "locks/c", (Path("locks/a"), Path("locks/b"), Path("locks/c"))),
+    "lock_pattern": Example(
+        ["gpu{index}.lock"], "{uuid}.lck", "g-{index}", ("gpu{index}.lock", "{uuid}.lck", "g-{index}"), bad="gpu.lock"
+    ),
+    "lease_timeout": Example(["0"], "1.5", "60", (0.0, 1.5, 60.0), bad="-1"),
+    "session_gpus": Example(["1"], "2", "4", (1, 2, 4), bad="0"),
+    "workers": Example(["gpus"], "gpus", "gpus", ("gpus", "gpus", "gpus"), bad="cpus"),
 }
 
 every_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

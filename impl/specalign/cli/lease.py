@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.usage = "specalign lease [options] -- CMD [ARG ...]"
     parser.epilog = (
-        "CMD takes the place of this command and keeps the lease until it has ended, however it ends; its exit code is this one's."
+        "CMD takes the place of this command and keeps the lease until it ends, however it does; its exit code is this one's."
         " It sees the leased GPUs only. Exit code 2: no lease, or no such command."
     )
     parser.add_argument("--count", type=int, default=1, metavar="N", help="number of GPUs; default: 1")

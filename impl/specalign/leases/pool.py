@@ -61,6 +61,10 @@ class Pool:
             self._found = self._within(found)
         return self._found
 
+    def read_now(self) -> Inventory:
+        """The GPUs read anew, for what changes: memory and processes."""
+        return self._read()
+
     @property
     def held(self) -> tuple[Lease, ...]:
         """Leases with locks of their own, not those that were served from them."""
