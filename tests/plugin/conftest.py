@@ -25,7 +25,7 @@ def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_")) or name in {"PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"}:
+        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_")) or name in {"PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"}:
             monkeypatch.delenv(name)
 
 
