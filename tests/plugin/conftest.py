@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.plugin.support import ROOT, Configure, Run, is_installed
+from tests.plugin.support import DISCOVER, ROOT, Configure, Gpus, Run, is_installed
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,10 @@ def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_")) or name in {"PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"}:
+        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_")) or name in {
+            "PYTEST_PLUGINS",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
+        }:
             monkeypatch.delenv(name)
 
 
@@ -43,3 +47,17 @@ def configure(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.plugins = [plugin]
     return pytester.parseconfigure
+
+
+@pytest.fixture
+def gpus(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """`gpus(2)`: a machine with two. Returns its lock folder, whose variable wakes the plugin."""
+    monkeypatch.setenv("SPECALIGN_LOCK_DIR", str(pytester.path / "locks"))
+
+    def make(count: int, more: str = "") -> Path:
+        pytester.makepyfile(made_up=DISCOVER.replace("COUNT", str(count)))
+        pytester.makeconftest("from made_up import *\n" + more)
+        run.path = [*run.path, str(pytester.path)]
+        return pytester.path / "locks"
+
+    return make

@@ -68,3 +68,21 @@ class Run:
 
 
 Configure = Callable[..., pytest.Config]
+Gpus = Callable[..., Path]
+
+DISCOVER = """
+from specalign.leases import Device
+
+def pytest_specalign_discover_devices(config):
+    return [Device(f"GPU-{i}", i, "made up", (9, 0), 2**37, 2**37) for i in range(COUNT)]
+"""
+
+FAKE_TORCH = """
+import gc, sys, types
+state = types.SimpleNamespace(bytes=0, emptied=0)
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: True, device_count=lambda: 1, memory_allocated=lambda number: state.bytes,
+    empty_cache=lambda: setattr(state, "emptied", state.emptied + 1),
+)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, _C=types.SimpleNamespace(), state=state)
+"""

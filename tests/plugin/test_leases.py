@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specalign.leases import Device, Lease, LockFolder, Pool, Request
 from specalign.leases.devices import Inventory
-from tests.plugin.support import WITHOUT_XDIST, WORKERS, Run
-
-DISCOVER = """
-import json
-from specalign.leases import Device
-
-def pytest_specalign_discover_devices(config):
-    return [Device(f"GPU-{i}", i, "made up", (9, 0), 2**37, 2**37) for i in range(COUNT)]
-"""
-
-Gpus = Callable[..., Path]
+from tests.plugin.support import FAKE_TORCH, WITHOUT_XDIST, WORKERS, Gpus, Run
 
 
 def _devices(count: int) -> tuple[Device, ...]:
     return tuple(Device(f"GPU-{i}", i, "made up", (9, 0), 2**37, 2**37) for i in range(count))
-
-
-@pytest.fixture
-def gpus(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    """`gpus(2)`: a machine with two. Returns its lock folder; the plugin is not awake for it."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("SPECALIGN_LOCK_DIR", str(pytester.path / "locks"))
-
-    def make(count: int, more: str = "") -> Path:
-        pytester.makepyfile(made_up=DISCOVER.replace("COUNT", str(count)))
-        pytester.makeconftest("from made_up import *\n" + more)
-        run.path = [*run.path, str(pytester.path)]
-        return pytester.path / "locks"
-
-    return make
 
 
 def _elsewhere(folder: Path, count: int, wanted: int = 1) -> Lease:
@@ -200,200 +174,6 @@ def test_two_workers_never_share_a_gpu(run: Run, pytester: pytest.Pytester, gpus
         """
     )
     run("-n3").assert_outcomes(passed=20)
-
-
-SESSION = """
-import os
-import pytest
-
-def test_only_the_leased_are_visible(session_gpu_lease, gpu_lease):
-    assert len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) == 1
-    assert [device.uuid for device in session_gpu_lease.devices] == os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    assert gpu_lease.devices == session_gpu_lease.devices
-
-@pytest.mark.parametrize("number", range(8))
-def test_write(number, pytestconfig):
-    name = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-    (pytestconfig.rootpath / f"{name}.{os.environ['CUDA_VISIBLE_DEVICES']}.seen").write_text("")
-"""
-
-CONFTEST_SEES_IT = """
-import os
-assert os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-") == ("PYTEST_XDIST_WORKER" in os.environ or not HANDS_OUT)
-"""
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_session_lease_is_taken_before_conftests_are_read(
-    run: Run, pytester: pytest.Pytester, gpus: Gpus, workers: tuple[str, ...]
-) -> None:
-    gpus(2)
-    pytester.makeconftest(CONFTEST_SEES_IT.replace("HANDS_OUT", str(workers == ("-n2",))))
-    pytester.makepyfile(SESSION)
-    run("-p", "made_up", "--specalign-session-gpus=1", *workers).assert_outcomes(passed=9)
-    seen = sorted(path.name for path in pytester.path.glob("*.seen"))
-    if workers == ("-n2",):
-        assert len({name.split(".")[1] for name in seen}) == 2, seen
-    else:
-        assert seen == ["alone.GPU-0.seen"]
-
-
-TORCH = """
-import types, sys
-cuda = types.SimpleNamespace(is_initialized=lambda: True)
-sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
-"""
-
-
-def test_a_session_lease_after_cuda_is_refused(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
-    gpus(1)
-    pytester.makepyfile(early=TORCH, test_it="def test_it(): pass\n")
-    result = run("-p", "made_up", "-p", "early", "--specalign-session-gpus=1")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --specalign-session-gpus: CUDA is initialised in this process already*"])
-
-
-def test_a_session_lease_that_cannot_be_had_is_one_line(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
-    gpus(1)
-    pytester.makepyfile("def test_it(): pass\n")
-    result = run("-p", "made_up", *WITHOUT_XDIST, SPECALIGN_SESSION_GPUS="2")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --specalign-session-gpus=2: asked for 2 GPUs: 1 of 1 GPUs here would do"])
-
-
-def test_a_worker_without_its_session_lease_fails_its_tests(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    gpus(1)
-    pytester.makepyfile("import pytest\n@pytest.mark.parametrize('x', range(4))\ndef test_it(x): pass\n")
-    result = run("-p", "made_up", "--specalign-session-gpus=2", "-n2")
-    result.assert_outcomes(errors=4)
-    result.stdout.fnmatch_lines(["--specalign-session-gpus=2: asked for 2 GPUs: 1 of 1 GPUs here would do"])
-
-
-def test_collect_only_leases_nothing(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
-    folder = gpus(1)
-    pytester.makepyfile("def test_it(gpu_lease): pass\n")
-    run("-p", "made_up", "--specalign-session-gpus=1", "--collect-only", *WITHOUT_XDIST)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize(("count", "workers"), [(3, 3), (0, 1)])
-def test_one_worker_for_each_gpu(run: Run, pytester: pytest.Pytester, gpus: Gpus, count: int, workers: int) -> None:
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    gpus(count)
-    pytester.makepyfile("import pytest\n@pytest.mark.parametrize('x', range(9))\ndef test_it(x): pass\n")
-    result = run("-n", "auto", "--specalign-workers=gpus")
-    result.assert_outcomes(passed=9)
-    result.stdout.fnmatch_lines([f"*{workers} worker*"])
-
-
-FAKE_TORCH = """
-import gc, sys, types
-state = types.SimpleNamespace(bytes=0, emptied=0)
-cuda = types.SimpleNamespace(
-    is_initialized=lambda: True, device_count=lambda: 1, memory_allocated=lambda number: state.bytes,
-    empty_cache=lambda: setattr(state, "emptied", state.emptied + 1),
-)
-sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, _C=types.SimpleNamespace(), state=state)
-"""
-
-LEAKS = """
-import pytest, torch
-
-@pytest.fixture(scope="module")
-def model():
-    torch.state.bytes += 2**30
-
-@pytest.fixture
-def cleaned():
-    yield
-    torch.state.bytes -= 2**25
-
-def test_leak(gpu_lease):
-    torch.state.bytes += 2**25
-
-def test_of_wider_scope(gpu_lease, model):
-    pass
-
-@pytest.mark.gpu
-def test_of_wider_scope_by_mark(model, cleaned):
-    torch.state.bytes += 2**25
-
-def test_fails(gpu_lease):
-    torch.state.bytes += 2**25
-    raise ValueError("its traceback keeps the tensors")
-
-def test_without_a_lease():
-    torch.state.bytes += 2**25
-"""
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_memory_that_is_not_given_back_fails_the_test_by_name(
-    run: Run, pytester: pytest.Pytester, gpus: Gpus, workers: tuple[str, ...]
-) -> None:
-    gpus(1, FAKE_TORCH)
-    pytester.makepyfile(LEAKS)
-    workers = ("-n1",) if workers == ("-n2",) else workers
-    result = run(*workers)
-    result.assert_outcomes(passed=4, failed=1, errors=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*ERROR at teardown of test_leak*",
-            "*::test_leak leaves something on its GPU:",
-            "  cuda:0: tensors hold 32.0 MiB, 32.0 MiB more than before it: *",
-        ]
-    )
-
-
-CHILD = """
-import subprocess, sys, pathlib
-
-def pytest_specalign_discover_devices(config):
-    pids = [int(path.name) for path in config.rootpath.glob("[0-9]*") if path.name.isdecimal()]
-    from specalign.leases import GpuProcess
-    return [Device("GPU-0", 0, "made up", (9, 0), 2**37, 2**37, tuple(GpuProcess(pid, "server", 2**30) for pid in pids))]
-"""
-
-SERVERS = """
-import os, subprocess, sys
-import pytest
-
-def start(config):
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    (config.rootpath / str(child.pid)).write_text("")  # it is on the GPU now
-    return child
-
-@pytest.fixture(scope="module")
-def server(module_gpu_lease, pytestconfig):
-    child = start(pytestconfig)
-    yield child
-    child.communicate()
-
-def test_a_server_of_the_module_may_stay(server):
-    pass
-
-left = []
-
-def test_leaves_one(gpu_lease, pytestconfig):
-    left.append(start(pytestconfig))
-
-def test_stops_it(gpu_lease, pytestconfig):
-    start(pytestconfig).communicate()
-
-def test_the_end():
-    left[0].communicate()
-"""
-
-
-def test_a_process_that_stays_on_the_gpu_fails_the_test_by_name(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
-    gpus(1, CHILD)
-    pytester.makepyfile(SERVERS)
-    result = run(*WITHOUT_XDIST)
-    result.assert_outcomes(passed=4, errors=1)
-    result.stdout.fnmatch_lines(
-        ["*ERROR at teardown of test_leaves_one*", "*GPU-0): pid * server (1.0 GiB), which it started, still runs*"]
-    )
 
 
 def test_without_torch_the_device_says_which_extra(run: Run, pytester: pytest.Pytester, gpus: Gpus) -> None:
