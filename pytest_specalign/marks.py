@@ -1,7 +1,7 @@
 """The markers `gpu` and `bitwise`: their arguments are read and checked here.
 
-A `gpu` test gets a lease of such GPUs (`pytest_specalign.leases`). A `bitwise` test runs once in this version: the mark is
-accepted so that suites can carry it. A wrong argument fails at collection.
+A `gpu` test gets a lease of such GPUs (`pytest_specalign.leases`); what `bitwise` does is in `pytest_specalign.bitwise`. A wrong
+argument fails at collection.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ MARKS: dict[str, type[GpuMark] | type[BitwiseMark]] = {"gpu": GpuMark, "bitwise"
 DESCRIPTIONS = (
     "gpu(count=1, capability=None, memory=None): the test needs GPUs. It runs under a lease of so many, each with at least this"
     " compute capability and this much free memory, and skips where the machine has none such.",
-    "bitwise(runs=2): the test must give the same bits each time. This version of pytest-specalign checks the argument and does"
-    " no more: the test runs once.",
+    "bitwise(runs=2): the test function is called that often with the same fixtures, and what it hands to"
+    " bitwise.observe(name, tensor) must have the same bits each time.",
 )
 
 
@@ -79,31 +79,8 @@ def read_mark(mark: pytest.Mark) -> GpuMark | BitwiseMark:
         raise ValueError(re.sub(r"^\w+\.__init__\(\) ", "", str(error))) from error
 
 
-def refuse_bad_marks(definition: pytest.Function) -> None:
-    """Raise for a bad mark on a test function, its class or its module: called from `pytest_generate_tests`.
-
-    Raises:
-        pytest.Collector.CollectError: so that the module fails with these lines, under xdist too. (A UsageError at this point
-            ends xdist with an internal error.)
-    """
-    found = list(_problems(definition))
-    if found:
-        raise pytest.Collector.CollectError("\n".join(found))
-
-
-def fail_on_bad_marks(report: pytest.CollectReport) -> pytest.CollectReport:
-    """A failed report in place of `report` if a collected item has a bad mark.
-
-    This finds what `pytest_generate_tests` cannot see: marks on a `pytest.param`, and tests of a `unittest.TestCase`.
-    """
-    items = (node for node in report.result or () if isinstance(node, pytest.Item))
-    found = [line for item in items for line in _problems(item)]
-    if not found:
-        return report
-    return pytest.CollectReport(report.nodeid, "failed", "\n".join(found), [], report.sections)
-
-
-def _problems(node: pytest.Item) -> Iterator[str]:
+def bad_marks(node: pytest.Item) -> Iterator[str]:
+    """One line for each mark of a test, its class or its module whose arguments are wrong."""
     for name in MARKS:
         for mark in node.iter_markers(name):
             try:

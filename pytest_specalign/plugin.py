@@ -9,8 +9,10 @@ pytest.register_assert_rewrite("pytest_specalign.contracts", "pytest_specalign.s
 from collections.abc import Generator  # noqa: E402  # the rewrite must be asked for before anything of ours is imported
 from pathlib import Path  # noqa: E402
 
-from pytest_specalign import gpu_account, hookspecs, leases, marks, options, report, suite  # noqa: E402
-from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401  # fixtures: pytest finds them here
+from pytest_specalign import gpu_account, hookspecs, leases, marks, options, refusals, report, suite  # noqa: E402
+from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401  # fixtures: pytest finds them here
+from pytest_specalign.determinism import deterministic  # noqa: E402, F401
+from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401
 from pytest_specalign.leases import device_alias, gpu_lease, module_gpu_lease, session_gpu_lease, specalign_device  # noqa: E402, F401
 
 
@@ -38,8 +40,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if options.is_active(metafunc.config):
-        marks.refuse_bad_marks(metafunc.definition)
+    refusals.refuse_definition(metafunc.definition)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -66,5 +67,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    made = yield
-    return marks.fail_on_bad_marks(made) if options.is_active(collector.config) else made
+    return refusals.refuse_items((yield))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return run_repeatedly(pyfuncitem)

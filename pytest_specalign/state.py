@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_specalign.bitwise import Observer
     from pytest_specalign.options import Setting
     from specalign.leases import Lease, Pool
 
@@ -28,3 +29,12 @@ NO_SESSION_LEASE: pytest.StashKey[str] = pytest.StashKey()
 
 BROKE: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: setup or the call raised, so a traceback keeps the frame and its tensors alive."""
+
+RANDOM_STATE: pytest.StashKey[Callable[[], Callable[[], object]]] = pytest.StashKey()
+"""Of an item that uses `deterministic`: saves the state of its random numbers, and returns what puts it back."""
+
+OBSERVER: pytest.StashKey[Observer] = pytest.StashKey()
+"""Of an item that uses `bitwise`: what it observed."""
+
+RUNNING: pytest.StashKey[Observer] = pytest.StashKey()
+"""Of an item whose function is being called repeatedly: what its runs observe."""

@@ -109,11 +109,12 @@ def test_strict_markers_knows_them_and_the_tests_run(
     pytester.makeini(f"[pytest]\nspecalign_lock_dir = {pytester.path / 'locks'}\n" if asked else "[pytest]\n")
     pytester.makeconftest(DISCOVER)
     marks = "@pytest.mark.gpu(count=2, capability=(9, 0), memory='40GiB')\n@pytest.mark.bitwise\n"
-    pytester.makepyfile(f"import pytest\n\n{marks}def test_it(): pass\n")
+    test = "def test_it(bitwise): bitwise.observe('a', numpy.ones(1))\n"
+    pytester.makepyfile(f"import numpy, pytest\n\n{marks}{test}")
     run("-Werror", "--strict-markers", *asked, *workers).assert_outcomes(passed=1)
 
 
 def test_markers_says_what_they_do(run: Run) -> None:
     result = run("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.gpu(count=1, capability=None, memory=None): *runs under a lease*"])
-    result.stdout.fnmatch_lines(["@pytest.mark.bitwise(runs=2): *the test runs once*"])
+    result.stdout.fnmatch_lines(["@pytest.mark.bitwise(runs=2): *must have the same bits each time*"])
