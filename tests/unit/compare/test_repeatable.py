@@ -306,4 +306,11 @@ def test_what_proves_nothing_about_orders_is_refused(what: str) -> None:
 
 
 def test_two_rows_have_one_other_order() -> None:
-    assert_order_invariant(in_order, ROWS[:2], permutations=5)
+    seen = []
+
+    def sees(rows: np.ndarray) -> np.ndarray:
+        seen.append(rows[:, 0].tolist())
+        return rows
+
+    assert_order_invariant(sees, ROWS[:2], permutations=5)
+    assert seen == [ROWS[:2, 0].tolist(), ROWS[1::-1, 0].tolist()]
