@@ -152,7 +152,8 @@ def _real_positions(tokens: Tensor, named: Mapping[str, Any], past: int) -> tupl
             )
         seen = mask.to(tokens.device).bool()
         return seen[:, past:], (seen.cumsum(1) - 1)[:, past:]
-    if mask is not None:
+    shared = isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[0] == 1  # a causal mask, one for all sequences
+    if mask is not None and not (shared and (count > 1 or "position_ids" in named)):
         what = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise RecordError(f"attention_mask is {what}, and only [batch, tokens] tells which tokens are padding. {_SAY_ROWS}")
     real = torch.ones(count, length, dtype=torch.bool, device=tokens.device)

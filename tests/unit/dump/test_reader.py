@@ -119,7 +119,7 @@ def test_passes_of_the_same_layout_share_it_and_cost_little(tmp_path: Path) -> N
     each = tracemalloc.get_traced_memory()[0] / len(infos)
     tracemalloc.stop()
     assert len({id(info.tensors) for info in infos}) == len({id(info.coords) for info in infos}) == 1
-    assert each < 400
+    assert each < 512  # the paths of the files are in it
     assert dump.infos() is infos
 
 

@@ -17,7 +17,7 @@ import itertools
 from torch import Tensor, nn
 
 from specalign.recorder import RecordError, RowBatch, record_layers
-from specalign.recorder.finding import find_rows, packed_rows
+from specalign.recorder.finding import find_rows, packed_rows, padded_rows
 from specalign.recorder.names import RequestNames
 from tests.unit.recorder.dumps import Block, Embedded, ids, only_pass, small
 
@@ -213,3 +213,31 @@ def test_a_callers_rows_are_taken_as_they_are(tmp_path: Path) -> None:
     assert len(seen) == 1
     assert (read.rows.tokens.tolist(), read.rows.positions.tolist()) == ([9, 8], [4, 0])
     assert (read.rows.requests.tolist(), read.rows.kinds.tolist()) == ([1, 0], [1, 3])
+
+
+def test_a_mask_that_hides_padding_is_refused() -> None:
+    """One mask a sequence, in the form that attention takes: which tokens are padding does not stand in it."""
+    mask = torch.zeros(2, 1, 3, 3)
+    with pytest.raises(RecordError, match=r"attention_mask is \[2, 1, 3, 3\], and only \[batch, tokens\] tells"):
+        padded_rows(torch.tensor([[0, 5, 6], [7, 8, 9]]), {"attention_mask": mask}, RequestNames(None))
+
+
+def test_a_causal_mask_for_all_sequences_says_nothing_of_padding() -> None:
+    """Megatron's, with position_ids beside it."""
+    named = {"attention_mask": torch.ones(1, 1, 3, 3).triu(1).bool(), "position_ids": torch.arange(3).expand(2, 3)}
+    rows = padded_rows(torch.tensor([[4, 5, 6], [7, 8, 9]]), named, RequestNames(None))
+    assert rows.positions.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_copied_cache_has_nobody_s_names() -> None:
+    class Cache:
+        def get_seq_length(self) -> int:
+            return 3
+
+    first, other = Cache(), Cache()
+    names = RequestNames(None)
+    names.next(1, None, 0)
+    names.remember(first)
+    assert names.next(1, first, 3) == ("pass0/0",)
+    with pytest.raises(RecordError, match="that no recorded forward filled"):
+        names.next(1, other, 3)
