@@ -17,6 +17,7 @@ from specalign.compare.result import CompareReport
 from specalign.compare.selection import parse_selection
 from specalign.dump.opening import open_dump
 from specalign.layer_ids.files import InputError, quoted
+from specalign.layer_ids.rewrite import write_text_atomically
 
 EXIT_CODES: Final = "0: everything that was asked for was compared and is equal; 1: it is not; 2: unusable input"
 
@@ -70,26 +71,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(report: CompareReport, args: argparse.Namespace) -> None:
-    text = format_json(report)
     if args.html is not None:
         write_html(report, args.html)
     if args.json is not None and str(args.json) == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(format_json(report))
         return
     if args.json is not None:
-        _replace(args.json, text)
+        try:
+            write_text_atomically(format_json(report), args.json)
+        except InputError as error:
+            raise InputError(f"--json {args.json} cannot be written: {error}") from None
     print(format_text(report))
     if args.html is not None:
         print(f"\nreport: {args.html}")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error}); check the folder and the disk") from None
 
 
 def _expect(text: str) -> Expect:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specalign.compare.comparison import Comparison
-from specalign.compare.groups import Group
+from specalign.compare.groups import observe
 from specalign.compare.result import Side
 from specalign.dump.dtypes import DType
 from specalign.dump.fingerprint import fingerprint_rows
@@ -16,11 +16,10 @@ from specalign.dump.passes import RawTensor
 
 
 class AlignedRows:
-    """Matched rows of two dumps, numbered from 0 by position (then by the tokens before them).
+    """The rows of two dumps, also those that one side lacks, numbered from 0 by position (then by the tokens before them).
 
     Attributes:
         positions, tokens: int32 `[rows]`.
-        matched: rows that both sides have, bool `[rows]`; the arrays also hold rows that one side lacks.
         requests_a, requests_b: a request that has the row, int32 `[rows]`, −1 where the side lacks it; `names_a`, `names_b`.
     """
 
@@ -28,7 +27,6 @@ class AlignedRows:
         self._comparison = comparison
         universe = comparison.universe
         self.positions, self.tokens = universe.positions, universe.tokens
-        self.matched = universe.a.has & universe.b.has
         self.requests_a, self.requests_b = universe.a.requests, universe.b.requests
         self.names_a, self.names_b = (index.request_ids for index in comparison.indexes)
 
@@ -43,12 +41,9 @@ class AlignedRows:
 
     def decoded(self, side: Side) -> NDArray[np.bool_]:
         """Rows that the side ran in a decode step (its first observation of them), bool `[rows]`."""
-        index, primary = self._first(side, self._comparison.base)
+        base, index = self._comparison.base, self._comparison.indexes[_number(side)]
+        primary = (base.a if side == "a" else base.b).primary
         return np.where(primary >= 0, index.decode[np.maximum(primary, 0)], False) if len(index) else primary >= 0
-
-    def keys(self, side: Side) -> frozenset[str]:
-        """Every key that a side has, also those that the other one lacks or that were not selected."""
-        return frozenset(key for forward in self._comparison.forwards[_number(side)] for key in forward.keys)
 
     def tensor(self, side: Side, key: str, rows: NDArray[Any]) -> tuple[NDArray[Any], DType] | None:
         """The raw bits of some rows, `[len(rows), width]`, and their element type; None if the side does not have the key for
@@ -108,14 +103,8 @@ class AlignedRows:
         index, view = comparison.indexes[_number(side)], comparison.universe.side(side)
         if not holders.any():
             return None
-        chosen = np.flatnonzero(holders[index.forwards] & (view.ids >= 0))
-        primary = np.full(len(self.positions), -1, np.int64)
-        primary[view.ids[chosen[::-1]]] = chosen[::-1]
-        at = primary[rows]
+        at = observe(holders, index, view).primary[rows]
         return None if (at < 0).any() else (index.forwards[at], index.rows[at])
-
-    def _first(self, side: Side, group: Group) -> tuple[Any, NDArray[Any]]:
-        return self._comparison.indexes[_number(side)], (group.a if side == "a" else group.b).primary
 
 
 def _number(side: Side) -> int:

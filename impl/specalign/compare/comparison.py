@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specalign.compare.forwards import Forward, forwards_of
-from specalign.compare.groups import Group, Observed, groups_of
+from specalign.compare.forwards import Forward, forwards_of, key_sets
+from specalign.compare.groups import Group, Observed, groups_of, observe
 from specalign.compare.index import RowIndex, index_rows
 from specalign.compare.pairing import Pairing
 from specalign.compare.result import Side
 from specalign.compare.selection import Selection
 from specalign.compare.shelf import Shelf
-from specalign.compare.universe import NOBODY, Universe, match_rows
+from specalign.compare.universe import Universe, match_rows
 from specalign.dump.passes import Dump
 
 MAP_CELLS: Final = 64
@@ -59,13 +59,11 @@ class Comparison:
         """The group that the row accounts are about: the one with the most forwards; all rows if no key is on both sides."""
         if self.groups:
             return self.groups[0]
-        sides = []
-        for rows, forwards in zip((self.universe.a, self.universe.b), self.forwards, strict=True):
-            primary = np.full(len(rows.requests), NOBODY, np.int32)
-            observed = np.flatnonzero(rows.ids != NOBODY)[::-1]
-            primary[rows.ids[observed]] = observed
-            repeats = observed[primary[rows.ids[observed]] != observed]
-            sides.append(Observed(primary, repeats, np.ones(len(forwards), np.bool_)))
+        views = (self.universe.a, self.universe.b)
+        sides = [
+            observe(np.ones(len(forwards), np.bool_), index, view)
+            for forwards, index, view in zip(self.forwards, self.indexes, views, strict=True)
+        ]
         return Group((), *sides)
 
     def pairings(self, group: Group) -> dict[str, Pairing]:
@@ -88,7 +86,7 @@ def prepare(a: Dump, b: Dump, selection: Selection) -> Comparison:
     forwards = forwards_of(a), forwards_of(b)
     indexes = index_rows(a, "a", forwards[0]), index_rows(b, "b", forwards[1])
     universe = match_rows(*indexes)
-    keys = [selection.of({key for keys in {forward.keys for forward in side} for key in keys}) for side in forwards]
+    keys = [selection.of({key for keys in key_sets(side) for key in keys}) for side in forwards]
     both = [key for key in keys[0] if key in set(keys[1])]
     only = tuple(key for key in keys[0] if key not in both), tuple(key for key in keys[1] if key not in both)
     groups = groups_of(both, forwards, indexes, (universe.a, universe.b))

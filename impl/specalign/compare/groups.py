@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specalign.compare.forwards import Forward
+from specalign.compare.forwards import Forward, key_sets
 from specalign.compare.index import RowIndex
 from specalign.compare.universe import NOBODY, SideRows
 
@@ -54,7 +54,7 @@ def groups_of(
     rows: tuple[SideRows, SideRows],
 ) -> list[Group]:
     """The groups of `keys`, the one with the most forwards first."""
-    sets = tuple(list({forward.keys: None for forward in side}) for side in forwards)
+    sets = tuple(key_sets(side) for side in forwards)
     found: dict[tuple[frozenset[frozenset[str]], ...], list[str]] = {}
     for key in keys:
         holders = tuple(frozenset(held for held in side if key in held) for side in sets)
@@ -62,14 +62,15 @@ def groups_of(
     groups = []
     for holders, members in found.items():
         sides = [
-            _observe(np.array([forward.keys in held for forward in side], np.bool_), index, view)
+            observe(np.array([forward.keys in held for forward in side], np.bool_), index, view)
             for held, side, index, view in zip(holders, forwards, indexes, rows, strict=True)
         ]
         groups.append(Group(tuple(members), *sides))
     return sorted(groups, key=lambda group: -int(group.a.forwards.sum() + group.b.forwards.sum()))
 
 
-def _observe(holds: NDArray[np.bool_], index: RowIndex, view: SideRows) -> Observed:
+def observe(holds: NDArray[np.bool_], index: RowIndex, view: SideRows) -> Observed:
+    """What one side observed in the forwards that `holds` marks, bool `[forwards]`."""
     chosen = np.flatnonzero(holds[index.forwards] & (view.ids != NOBODY))
     primary = np.full(len(view.requests), NOBODY, np.int32)
     # Assigned backwards: of several observations of a row the first one is written last, and stays.

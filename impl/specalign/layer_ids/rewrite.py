@@ -146,15 +146,28 @@ def _put(config: dict[str, Any], place: str, value: object) -> None:
 
 
 def write_json_atomically(data: Mapping[str, Any], out: Path) -> None:
+    """`write_text_atomically` of the data as JSON.
+
+    Raises:
+        InputError: as there, or the data holds what JSON has not (NaN).
+    """
+    try:
+        text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot write {out}: {error}") from None
+    write_text_atomically(text, out)
+
+
+def write_text_atomically(text: str, out: Path) -> None:
     """Write to a temporary name beside `out`, flush to disk, rename: a reader sees the old file or the new one.
 
     A link is followed, so that it stays one; the mode of an existing file is kept, a new one gets what the umask allows.
 
     Raises:
-        InputError: the folder does not exist or cannot be written, or the data holds what JSON has not (NaN).
+        InputError: the folder does not exist or cannot be written.
     """
     try:
-        text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+        data = text.encode()
         out = out.resolve()
         mode = stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~_umask()
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:64]}.", suffix=".part")
@@ -162,7 +175,7 @@ def write_json_atomically(data: Mapping[str, Any], out: Path) -> None:
         raise InputError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode())
+            file.write(data)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,6 +12,7 @@ from specalign.compare.report.words import count
 from specalign.compare.result import Account, CompareReport, KeyResult, RequestMatch
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.findings import one_line
+from specalign.layer_ids.rewrite import write_text_atomically
 
 MAX_MAP_KEYS: Final = 256
 MAX_TABLE_KEYS: Final = 1000
@@ -31,7 +28,7 @@ def write_html(report: CompareReport, path: Path) -> None:
     Raises:
         InputError: jinja2 is missing, or the file cannot be written; what stood there before is unharmed.
     """
-    _write_atomically(render(report), Path(path))
+    write_text_atomically(render(report), Path(path))
 
 
 def render(report: CompareReport) -> str:
@@ -182,30 +179,3 @@ def _markup(text: str) -> Any:
     from markupsafe import Markup
 
     return Markup(text)  # noqa: S704  # built by svg.tag, which escapes
-
-
-def _write_atomically(text: str, path: Path) -> None:
-    try:
-        out = path.resolve()
-        mode = stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~_umask()
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:64]}.", suffix=".part")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(name).replace(out)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # gone if it was renamed
-            Path(name).unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
