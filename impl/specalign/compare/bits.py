@@ -166,7 +166,7 @@ def compare_rows(a: Raw, b: Raw, dtype: DType, mode: Mode = BITS, *, allow_nonfi
     scratch = np.empty(min(a.size, BLOCK_BYTES), dtype=np.bool_)
     for rows, columns in _blocks(a.shape, BLOCK_BYTES // dtype.size):
         x, y = a[rows, columns], b[rows, columns]
-        if _same_bits(x, y, scratch):
+        if same_bits(x, y, scratch):
             tally.add_same(x)
         else:
             tally.add_different(x, y, rows.start, columns.start)
@@ -196,12 +196,12 @@ def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, min(row + tall, rows)), slice(column, min(column + most, width))
 
 
-def _same_bits(x: Raw, y: Raw, scratch: Bool) -> bool:
+def same_bits(x: Raw, y: Raw, scratch: Bool | None = None) -> bool:
+    """Whether two arrays of one shape and type hold the same bits; as long words where they can be read so."""
     if x.flags.c_contiguous and y.flags.c_contiguous and x.nbytes % 8 == 0:
         x, y = x.reshape(-1).view(np.uint64), y.reshape(-1).view(np.uint64)
-    out = scratch[: x.size].reshape(x.shape)
-    np.not_equal(x, y, out=out)
-    return not out.any()
+    out = None if scratch is None else scratch[: x.size].reshape(x.shape)
+    return not np.not_equal(x, y, out=out).any()
 
 
 @dataclasses.dataclass(slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specalign.compare.bits import BlockResult, compare_rows, ulp_distance
-from specalign.compare.forwards import width_of
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.pairing import Located
 from specalign.compare.result import Problem
@@ -86,7 +85,7 @@ class Worker:
         b = self.right.tensor(int(block.right_forwards[0]), key, whole=not left_is_outer)
         if a is None or b is None or not self._comparable(a, b, key, block):
             return
-        step = max(1, GATHER_BYTES // max(1, width_of(a.spec) * a.dtype.size))
+        step = max(1, GATHER_BYTES // max(1, a.spec.width * a.dtype.size))
         runs = _is_run(block.left_rows) and _is_run(block.right_rows)
         if runs and not (a.spec.fingerprint or b.spec.fingerprint):
             step = len(block)
@@ -95,7 +94,7 @@ class Worker:
             self._compare(tally, key, a, b, _rows_of(a, part.left_rows), _rows_of(b, part.right_rows), part)
 
     def _comparable(self, a: RawTensor, b: RawTensor, key: str, block: Located) -> bool:
-        if a.spec.dtype == b.spec.dtype and width_of(a.spec) == width_of(b.spec):
+        if a.spec.dtype == b.spec.dtype and a.spec.width == b.spec.width:
             return True
         names = (f"side {side}" for side in block.pairs.sides)
         where = " against ".join(
@@ -111,7 +110,7 @@ class Worker:
         else:
             code, what = (
                 "width-mismatch",
-                " and ".join(f"{width_of(t.spec)} wide on {name}" for t, name in zip((a, b), names, strict=True)),
+                " and ".join(f"{t.spec.width} wide on {name}" for t, name in zip((a, b), names, strict=True)),
             )
             next = "is one of them a shard of a tensor-parallel model? Record all ranks, and which axis they share"
         self.left.problems.setdefault((code, key), Problem(code, f"{key} is {what}", where, "these forwards and more", next))
@@ -127,7 +126,7 @@ class Worker:
         dtype = DTYPES["U64"] if hashed else a.dtype
         # A tolerance is for numbers that are rounded: routes and tokens are equal or not.
         mode = self.settings.mode if dtype.is_float else BITS
-        tally.dtypes, tally.width, tally.fingerprint = (a.spec.dtype, b.spec.dtype), width_of(a.spec), hashed
+        tally.dtypes, tally.width, tally.fingerprint = (a.spec.dtype, b.spec.dtype), a.spec.width, hashed
         found = compare_rows(x, y, dtype, mode, allow_nonfinite=_allowed(key))
         self._count(tally, key, found, x, y, dtype, part)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specalign.compare.result import Problem, Side
 from specalign.dump.errors import DumpError
-from specalign.dump.passes import Dump, PassInfo, RawTensor, TensorSpec
+from specalign.dump.passes import Dump, PassInfo, RawTensor
 from specalign.dump.rows import Rows
 
 
@@ -220,14 +220,6 @@ def _sum_up(parts: Sequence[RawTensor]) -> RawTensor:
 def _like(tensor: RawTensor, data: NDArray[Any]) -> RawTensor:
     shape = tensor.spec.shape if tensor.spec.fingerprint else tuple(data.shape)
     return RawTensor(dataclasses.replace(tensor.spec, shape=shape), data)
-
-
-def width_of(spec: TensorSpec) -> int:
-    """Elements of a row."""
-    width = 1
-    for size in spec.shape[1:]:
-        width *= size
-    return width
 
 
 def key_sets(forwards: Iterable[Forward]) -> list[frozenset[str]]:

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specalign.compare.forwards import Forward, Loaded, load_forward, width_of
+from specalign.compare.bits import same_bits
+from specalign.compare.forwards import Forward, Loaded, load_forward
 from specalign.compare.result import Problem, Side
 from specalign.dump.dtypes import DTYPES
 from specalign.dump.passes import Dump, RawTensor, TensorSpec
@@ -98,17 +99,10 @@ class Shelf:
         return tensor
 
 
-def same_bits(x: NDArray[Any], y: NDArray[Any]) -> bool:
-    """Whether two arrays of one shape and type hold the same bits; as long words where they can be read so."""
-    if x.nbytes % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
-        x, y = x.reshape(-1).view(np.uint64), y.reshape(-1).view(np.uint64)
-    return np.array_equal(x, y)
-
-
 def _kind(spec: TensorSpec) -> tuple[str, int, bool]:
-    return spec.dtype, width_of(spec), spec.fingerprint
+    return spec.dtype, spec.width, spec.fingerprint
 
 
 def _bytes(specs: Mapping[str, TensorSpec], keys: Collection[str]) -> int:
     chosen = [spec for key, spec in specs.items() if key in keys and spec.shape]
-    return sum(spec.shape[0] * (16 if spec.fingerprint else width_of(spec) * DTYPES[spec.dtype].size) for spec in chosen)
+    return sum(spec.shape[0] * (16 if spec.fingerprint else spec.width * DTYPES[spec.dtype].size) for spec in chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ class TensorSpec:
     site: str = ""
     axis: str = ""
     fingerprint: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of a row, of the share that this rank holds."""
+        return math.prod(self.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from specalign.dump.dtypes import DTYPES
@@ -13,7 +12,7 @@ from specalign.dump.passes import TensorSpec
 
 def full_width(spec: TensorSpec, layout: Mapping[str, int]) -> int:
     """Elements of a whole row, of which this rank may hold a share."""
-    return math.prod(spec.shape[1:]) * (layout.get("tp", 1) if spec.axis == "hidden@tp" else 1)
+    return spec.width * (layout.get("tp", 1) if spec.axis == "hidden@tp" else 1)
 
 
 def first_byte(spec: TensorSpec, coords: Sequence[tuple[str, int]], layout: Mapping[str, int], where: str) -> int:
@@ -24,7 +23,7 @@ def first_byte(spec: TensorSpec, coords: Sequence[tuple[str, int]], layout: Mapp
     """
     if spec.axis != "hidden@tp" or layout.get("tp", 1) == 1:
         return 0
-    size = math.prod(spec.shape[1:]) * DTYPES[spec.dtype].size
+    size = spec.width * DTYPES[spec.dtype].size
     if size % WORD:
         raise DumpError(
             f"{where}: {spec.key} has {size} bytes a row on each of {layout['tp']} ranks, and fingerprints add up over shards"
