@@ -124,7 +124,7 @@ def child(arguments: Sequence[str]) -> int:
         published_loop.write_files(Path(arguments[1]), *map(int, arguments[2:]))
         return 0
     a, b, extra = Path(arguments[1]), Path(arguments[2]), int(arguments[3])
-    warm_up(what, a)
+    warm_up(what)
     begin, spent = time.perf_counter(), time.process_time()
     if what == "compare":
         report = compare_dumps(open_dump(a), open_dump(b), jobs=extra)
@@ -149,9 +149,9 @@ def read_in_parts(folder: Path, parts: int) -> float:
     return max(float(process.communicate()[0]) for process in processes)
 
 
-def warm_up(what: str, a: Path) -> None:
+def warm_up(what: str) -> None:
     """Import torch where it is needed: what starting costs is no part of a comparison."""
-    if what == "published" or not (a / "manifest.json").exists():
+    if what == "published":
         import torch
 
         torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from specalign.dump.dtypes import DTYPES
 from specalign.dump.errors import DumpError
 
-BLOCK: Final = 1 << 20
-"""Elements added at a time: what lies beside the result takes at most about 24 MiB."""
+BLOCK: Final = 1 << 15
+"""Elements added at a time, so that what lies between stays in the caches of a core."""
 
 _NAN: Final = {"BF16": 0x7FC0, "F16": 0x7E00, "F32": 0x7FC00000}
 
@@ -40,28 +40,40 @@ def add_rounded(delta: NDArray[Any], residual: NDArray[Any], dtype: str) -> NDAr
     raw = np.dtype(DTYPES[dtype].raw)
     result = np.empty(delta.shape, raw)
     flat, left, right = result.reshape(-1), np.ascontiguousarray(delta).reshape(-1), np.ascontiguousarray(residual).reshape(-1)
-    for at in range(0, flat.size, BLOCK):
-        here = slice(at, at + BLOCK)
-        # Overflow to infinity and inf - inf are results here, not mistakes.
-        with np.errstate(all="ignore"):
-            flat[here] = _narrow(_widen(left[here], dtype) + _widen(right[here], dtype), dtype)
+    sums, other = np.empty((2, min(BLOCK, flat.size)), np.float32)
+    # Overflow to infinity and inf - inf are results here, not mistakes.
+    with np.errstate(all="ignore"):
+        for at in range(0, flat.size, BLOCK):
+            here = slice(at, at + BLOCK)
+            size = len(flat[here])
+            _widen(left[here], dtype, sums[:size])
+            _widen(right[here], dtype, other[:size])
+            np.add(sums[:size], other[:size], out=sums[:size])
+            _narrow(sums[:size], dtype, other[:size], flat[here])
     return result
 
 
-def _widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+def _widen(raw: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:
     if dtype == "BF16":
-        return (raw.astype("<u4") << np.uint32(16)).view("<f4")
-    return raw.view("<f2").astype("<f4") if dtype == "F16" else raw.view("<f4")
-
-
-def _narrow(value: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":
-        bits = value.view("<u4")
-        # Adding just under half of the last kept bit, and one more if that bit is odd, carries exactly where RNE rounds up.
-        raw = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
-    elif dtype == "F16":
-        raw = value.astype("<f2").view("<u2")
+        np.left_shift(raw, 16, out=out.view("<u4"), dtype="<u4")
     else:
-        raw = value.view("<u4").copy()
-    raw[np.isnan(value)] = _NAN[dtype]
-    return raw
+        out[:] = raw.view("<f2" if dtype == "F16" else "<f4")
+
+
+def _narrow(value: NDArray[np.float32], dtype: str, scratch: NDArray[np.float32], out: NDArray[Any]) -> None:
+    """Rounds `value` into `out`; changes `value` and `scratch`."""
+    nan = np.isnan(value)
+    if dtype == "BF16":
+        bits, odd = value.view("<u4"), scratch.view("<u4")
+        # Adding just under half of the last kept bit, and one more if that bit is odd, carries exactly where RNE rounds up.
+        np.right_shift(bits, 16, out=odd)
+        np.bitwise_and(odd, 1, out=odd)
+        np.add(bits, 0x7FFF, out=bits)
+        np.add(bits, odd, out=bits)
+        out[:] = value.view("<u2")[1::2]
+    elif dtype == "F16":
+        out.view("<f2")[:] = value
+    else:
+        out[:] = value.view("<u4")
+    if nan.any():
+        out[nan] = _NAN[dtype]

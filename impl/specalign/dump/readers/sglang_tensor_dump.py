@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from specalign.dump.errors import DumpError
 from specalign.dump.manifest import Manifest
 from specalign.dump.passes import PassInfo, TensorSpec
@@ -70,7 +72,8 @@ class SGLangTensorDump(ForeignDump):
         self._files = _Files()
         self._dims = read_model_dims(path)
         notes = Notes()
-        self._ranks = {rank.rank: rank for rank in _ranks(path, self._files)}
+        outlines = _Outlines(self._files)
+        self._ranks = {rank.rank: rank for rank in _ranks(path, outlines)}
         layout = {"tp": max(r.tp for r in self._ranks.values()) + 1, "pp": max(r.pp for r in self._ranks.values()) + 1}
         world = layout["tp"] * layout["pp"]
         if layout["tp"] > 1:
@@ -78,34 +81,34 @@ class SGLangTensorDump(ForeignDump):
         manifest = Manifest(
             "sglang tensor dump", model=self._dims, layout={a: n for a, n in layout.items() if n > 1}, world=world
         )
-        passes = [made for rank in self._ranks.values() for made in self._passes_of(rank, rows, layout, notes)]
+        passes = [made for rank in self._ranks.values() for made in self._passes_of(rank, outlines, rows, layout, notes)]
         super().__init__(path, manifest, passes, notes.texts())
 
     def _passes_of(
-        self, rank: _Rank, given: GivenRows | None, layout: Mapping[str, int], notes: Notes
+        self, rank: _Rank, outlines: _Outlines, given: GivenRows | None, layout: Mapping[str, int], notes: Notes
     ) -> Iterator[tuple[PassInfo, Rows]]:
         segmenter = Segmenter(microbatches=layout["pp"] > 1)
         specs: dict[tuple[TensorSpec, ...], Mapping[str, TensorSpec]] = {}
         coords = tuple((axis, value) for axis, value in (("tp", rank.tp), ("pp", rank.pp)) if layout[axis] > 1)
         for number in range(rank.forwards):
             where = _where(rank.places[number])
-            batch = _batch(self._files.read(rank.places[number]), where)
+            batch = _batch(outlines.read(rank.places[number]), where)
             told = None if batch is None else segmenter.rows(batch)
             found = settle_rows(told, given, number, where, _MISSING)
-            kept = fitting(self._forward(rank, number), len(found), where, notes)
+            kept = fitting(self._forward(rank, number, outlines), len(found), where, notes)
             shared = shared_specs(kept.values(), specs)
             yield PassInfo(rank.rank, number, len(found), shared, coords, None, where), found
         for text in (*segmenter.notes, *_lost(rank)):
             notes.add(text)
 
     def _entries(self, info: PassInfo) -> Mapping[str, Entry]:
-        return self._forward(self._ranks[info.rank], info.number)
+        return self._forward(self._ranks[info.rank], info.number, self._files)
 
-    def _forward(self, rank: _Rank, number: int) -> dict[str, Entry]:
-        here = self._files.read(rank.places[number])
+    def _forward(self, rank: _Rank, number: int, files: _Files | _Outlines) -> dict[str, Entry]:
+        here = files.read(rank.places[number])
         outputs = {name: value for name, value in here.items() if name not in rank.late | rank.adrift}
         if rank.late and number + 1 < len(rank.places):
-            after = self._files.read(rank.places[number + 1])
+            after = files.read(rank.places[number + 1])
             outputs |= {name: value for name, value in after.items() if name in rank.late}
         where = _where(rank.places[number])
         tensors = {name: _tensors(name, value, where) for name, value in outputs.items() if _INFO not in name}
@@ -142,6 +145,49 @@ class _Files:
         return content
 
 
+class _Outlines:
+    """What the files hold but for the values of their tensors: batches whole, of the others names, element types and shapes.
+
+    Each file is opened once for it, however many of them are looked at together. The steps of a run share their outputs' outline.
+    """
+
+    def __init__(self, files: _Files) -> None:
+        self.files = files
+        self._known: dict[_Place, tuple[Mapping[str, Loaded], Mapping[str, Loaded]]] = {}
+        self._shared: dict[object, Mapping[str, Loaded]] = {}
+
+    def read(self, spot: _Place) -> dict[str, Loaded]:
+        """As `_Files.read`; no tensor outside of the batch has values."""
+        if spot not in self._known:
+            record = self.files.read(spot)
+            batch = {name: _copied(value) for name, value in record.items() if _INFO in name}
+            outputs = {name: value for name, value in record.items() if _INFO not in name}
+            kinds = tuple((name, _kinds(value)) for name, value in outputs.items())
+            if kinds not in self._shared:
+                self._shared[kinds] = {name: _hollow(value) for name, value in outputs.items()}
+            self._known[spot] = batch, self._shared[kinds]
+        known = self._known[spot]
+        return {**known[0], **known[1]}
+
+
+def _copied(value: Loaded) -> Loaded:
+    """Out of the mapped file, which may be closed then."""
+    return FileTensor(value.dtype, value.data.copy()) if isinstance(value, FileTensor) else value
+
+
+def _kinds(value: Loaded) -> object:
+    """Equal for values of one outline."""
+    if isinstance(value, FileTensor):
+        return value.dtype, value.shape
+    return tuple(map(_kinds, value)) if isinstance(value, list) else str(type(value))
+
+
+def _hollow(value: Loaded) -> Loaded:
+    if isinstance(value, FileTensor):
+        return FileTensor(value.dtype, np.broadcast_to(np.zeros((), value.data.dtype), value.shape))
+    return list(map(_hollow, value)) if isinstance(value, list) else value
+
+
 def detect(path: Path) -> bool:
     """Whether a folder looks like a tensor dump, by its names alone."""
     names = names_in(path)
@@ -161,7 +207,7 @@ def open_tensor_dump(path: Path, *, rows: GivenRows | None = None) -> SGLangTens
     return SGLangTensorDump(path, rows=rows)
 
 
-def _ranks(path: Path, files: _Files) -> list[_Rank]:
+def _ranks(path: Path, files: _Outlines) -> list[_Rank]:
     names = names_in(path)
     roles = [role for role in _ROLES if role in names and any(_FOLDER.fullmatch(n) for n in names_in(path / role))]
     if roles:
@@ -179,9 +225,9 @@ def _ranks(path: Path, files: _Files) -> list[_Rank]:
     return ranks
 
 
-def _rank(folder: Path, files: _Files) -> _Rank:
+def _rank(folder: Path, files: _Outlines) -> _Rank:
     match = _FOLDER.fullmatch(folder.name)
-    places = tuple(_places(folder, files))
+    places = tuple(_places(folder, files.files))
     held = [frozenset(files.read(spot)) for spot in places]
     names = set().union(*held)
     infos = sorted({name.split(_INFO)[0] for name in names if _INFO in name})

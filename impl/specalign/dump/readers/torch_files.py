@@ -1,11 +1,13 @@
-"""The one place that loads `.pt` files: `weights_only=True`, on the CPU, mapped where the file allows it.
+"""The one place that loads `.pt` files. Nothing in them is ever run, and most of them need no torch.
 
-A pickle can run any code when it is loaded. torch's `weights_only` unpickler makes tensors and plain containers only and refuses
-everything else before it is called; whatever it refuses is one `DumpError` here.
+A pickle can run any code when it is loaded. `torch_zip.py` reads what `torch.save` writes for tensors and plain values, by a
+table of opcodes none of which calls anything. What it does not know goes to torch's `weights_only` unpickler, which makes tensors
+and plain containers only and refuses everything else before it is called; whatever it refuses is one `DumpError` here.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -14,6 +16,8 @@ from specalign.dump.dtypes import BY_TORCH_NAME, DTYPES
 from specalign.dump.errors import DumpError
 from specalign.dump.files import reading
 from specalign.dump.readers.entries import FileTensor
+from specalign.dump.readers.torch_pickle import Name
+from specalign.dump.readers.torch_zip import Place, TorchZip, UnknownArchiveError
 from specalign.layer_ids.files import open_regular, quoted, shown
 
 Loaded: TypeAlias = Any
@@ -22,6 +26,7 @@ Loaded: TypeAlias = Any
 _ZIP: Final = b"PK\x03\x04"
 _UNSIGNED: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _MAX_DEPTH: Final = 20
+_MAX_VALUES: Final = 10_000_000
 
 
 def load_torch_file(path: Path) -> Loaded:
@@ -32,32 +37,42 @@ def load_torch_file(path: Path) -> Loaded:
     were written.
 
     Raises:
-        DumpError: torch is not installed; no such file; a file that is cut off or no torch file; a pickle that holds more
-            than tensors and plain values (nothing of it is run); an element type that dumps do not know.
+        DumpError: no such file; a file that is cut off or no torch file; a pickle that holds more than tensors and plain values
+            (nothing of it is run); an element type that dumps do not know; torch is not installed and the file is not exactly as
+            today's `torch.save` writes it.
     """
-    torch = _import_torch()
     with reading(), open_regular(path) as (handle, size):
         magic = handle.read(len(_ZIP))
     where = shown(path)
     if not size:
         raise DumpError(f"{where}: is empty; the writer was killed or the disk was full")
     try:
+        if magic == _ZIP:
+            archive = TorchZip(path)
+            return _Plain(where, archive).of(archive.value, 0)
+    except UnknownArchiveError:
+        pass
+    return _Plain(where).of(_load_with_torch(path, magic == _ZIP), 0)
+
+
+def _load_with_torch(path: Path, mapped: bool) -> object:
+    torch, where = _import_torch(path), shown(path)
+    try:
         with warnings.catch_warnings():
             # torch warns of TorchScript archives and old formats; they are refused or read all the same.
             warnings.simplefilter("ignore")
-            value = torch.load(str(path), map_location="cpu", weights_only=True, mmap=magic == _ZIP)
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # whatever a damaged or hostile file makes of the unpickler
         raise _refusal(where, error) from error
-    return _plain(value, torch, where, 0)
 
 
-def _import_torch() -> Any:
+def _import_torch(path: Path) -> Any:
     try:
         import torch
     except ImportError as error:
         raise DumpError(
-            f"reading .pt files needs torch ({error}): pip install 'pytest-specalign[torch]', or convert the dump with"
-            " `specalign dump convert` where torch is installed"
+            f"{shown(path)}: is damaged, or not as today's torch.save writes tensors; then only torch can tell ({error}):"
+            " pip install 'pytest-specalign[torch]'"
         ) from error
     return torch
 
@@ -83,18 +98,32 @@ def _first_line(text: str) -> str:
     return quoted(line)
 
 
-def _plain(value: Any, torch: Any, where: str, depth: int) -> Loaded:
-    if depth > _MAX_DEPTH:
-        raise DumpError(f"{where}: nested more than {_MAX_DEPTH} levels deep; is this a dump?")
-    if isinstance(value, torch.Tensor):
-        return _file_tensor(value, torch, where)
-    if isinstance(value, dict):
-        return {_name(name, where): _plain(item, torch, where, depth + 1) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, torch, where, depth + 1) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)  # torch.dtype, torch.device and the like, in metadata
+class _Plain:
+    """Makes plain values of what was loaded, and counts them: a small file may name one list a billion times."""
+
+    def __init__(self, where: str, archive: TorchZip | None = None) -> None:
+        self.where, self.archive, self.left = where, archive, _MAX_VALUES
+
+    def of(self, value: Any, depth: int) -> Loaded:
+        """The value, with every tensor as raw bits; tuples come as lists."""
+        self.left -= 1
+        if depth > _MAX_DEPTH or self.left < 0:
+            limit = f"nested more than {_MAX_DEPTH} levels deep" if depth > _MAX_DEPTH else f"of more than {_MAX_VALUES} values"
+            raise DumpError(f"{self.where}: {limit}; is this a dump?")
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, Place) and self.archive is not None:
+            return self.archive.tensor(value)
+        if isinstance(value, dict):
+            return {_name(name, self.where): self.of(item, depth + 1) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.of(item, depth + 1) for item in value]
+        if isinstance(value, Name):
+            return value.text.replace(" ", ".")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _file_tensor(value, torch, self.where)
+        return str(value)  # torch.dtype, torch.device and the like, in metadata
 
 
 def _name(name: object, where: str) -> str | int:

@@ -17,10 +17,10 @@ import torch
 
 from specalign.dump.dtypes import DTYPES
 from specalign.dump.errors import DumpError
-from specalign.dump.readers import READERS
+from specalign.dump.readers import READERS, open_foreign
 from specalign.dump.readers.entries import FileTensor
 from specalign.dump.readers.torch_files import load_torch_file
-from tests.unit.dump.readers.foreign import refused, save
+from tests.unit.dump.readers.foreign import HOOKS, refused, save
 
 
 class Hostile:
@@ -158,17 +158,39 @@ def test_deep_nests_and_odd_names_are_refused(tmp_path: Path) -> None:
     assert "neither text nor a number" in refused(load_torch_file, tmp_path / "b.pt")
 
 
-def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
-    save(tmp_path / "model.layers.0.call000.pt", {})
+NO_TORCH = "import sys; sys.modules['torch'] = None\n"
+
+
+def test_the_engines_files_are_read_without_torch() -> None:
     script = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from specalign.dump.readers import open_foreign\n"
+        NO_TORCH + "from specalign.dump.opening import open_dump\nfrom pathlib import Path\n"
+        f"dump = open_dump(Path({str(HOOKS / 'llama')!r}))\n"
+        "print(sum(int(t.data.astype('u8').sum()) for i in dump.infos() for t in dump.load(i).values()), len(dump.infos()))"
+    )
+    dump = open_foreign(HOOKS / "llama")
+    total = sum(int(t.data.astype("u8").sum()) for info in dump.infos() for t in dump.load(info).values())
+    assert _python(script).split() == [str(total), str(len(dump.infos()))]
+    assert total
+
+
+def test_without_torch_an_old_file_names_the_extra(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "model.layers.0.call000.pt", _use_new_zipfile_serialization=False)
+    script = (
+        NO_TORCH + "from specalign.dump.readers import open_foreign\n"
         f"try: open_foreign({str(tmp_path)!r})\n"
         "except ValueError as error: print(type(error).__name__, error)"
     )
     printed = _python(script)
     assert printed.startswith("DumpError")
     assert "pytest-specalign[torch]" in printed
+
+
+def test_a_list_that_names_itself_a_billion_times_is_refused(tmp_path: Path) -> None:
+    nest: list[Any] = [0]
+    for _ in range(15):
+        nest = [nest] * 16
+    save(tmp_path / "a.pt", nest)
+    assert "of more than 10000000 values" in refused(load_torch_file, tmp_path / "a.pt")
 
 
 def test_importing_the_readers_imports_no_torch() -> None:
