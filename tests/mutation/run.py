@@ -1,6 +1,6 @@
 """`python -m tests.mutation.run`: mutants of the library, and whether a test notices each of them.
 
-All mutants of `layer_ids`, and a seeded sample over `capture` and `draft`. A mutant that survives is explained: only the wording of a
+All mutants of `layer_ids`, and seeded samples over `capture` and `draft`, and over `dump` and `compare`. A mutant that survives is explained: only the wording of a
 message differs, or `explained.toml` says why no test can tell it. Anything else is printed as a diff, and the exit status is 1.
 
 mutmut looks for code in `src`, so it works on a copy of the tree under `build/mutants`, in which `impl` has that name.
@@ -51,7 +51,11 @@ LAYER_ID_TESTS = tuple(
 UNFIT = "not compiles and not imports_nothing_heavy"
 """Tests that cannot judge a mutant: mutmut's way into each function is a graph break, and a fresh process knows no `src`."""
 
-TORCH_TESTS = ("tests/unit/capture", "tests/unit/draft")
+SAMPLED = {
+    "sample": (("capture", "draft"), ("tests/unit/capture", "tests/unit/draft")),
+    "compared": (("dump", "compare"), ("tests/unit/dump", "tests/unit/compare")),
+}
+"""Rooms of which a sample is run, and the tests that are asked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +75,17 @@ class Campaign:
 
 def campaigns(only: Sequence[str], sample: int) -> list[Campaign]:
     """What to run: rooms or modules as `layer_ids`, `layer_ids/rules`, `capture`; all three rooms when `only` is empty."""
-    wanted = tuple(only) or ("layer_ids", "capture", "draft")
+    rooms = ("layer_ids", *(room for rooms, _ in SAMPLED.values() for room in rooms))
+    wanted = tuple(only) or rooms
     for place in wanted:
-        if place.split("/")[0] not in ("layer_ids", "capture", "draft"):
-            raise SystemExit(f"{place}: there are layer_ids, capture and draft, or a module as layer_ids/rules")
-    exact = tuple(place for place in wanted if place.split("/")[0] == "layer_ids")
-    sampled = tuple(place for place in wanted if place not in exact)
-    every = [Campaign("layer_ids", exact, LAYER_ID_TESTS), Campaign("sample", sampled, TORCH_TESTS, sample)]
+        if place.split("/")[0] not in rooms:
+            raise SystemExit(f"{place}: there are {', '.join(rooms)}, or a module as layer_ids/rules")
+
+    def of(*names: str) -> tuple[str, ...]:
+        return tuple(place for place in wanted if place.split("/")[0] in names)
+
+    every = [Campaign("layer_ids", of("layer_ids"), LAYER_ID_TESTS)]
+    every += [Campaign(name, of(*sampled), tests, sample) for name, (sampled, tests) in SAMPLED.items()]
     return [campaign for campaign in every if campaign.places]
 
 
@@ -191,9 +199,9 @@ def stale(mutants: Sequence[Mutant], explained: Sequence[Explanation]) -> list[s
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every survivor is explained, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", type=int, default=200, help="mutants out of capture and draft (default 200)")
+    parser.add_argument("--sample", type=int, default=200, help="mutants of each sample (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="ROOM", help="layer_ids, layer_ids/rules, capture, draft, …")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROOM", help="layer_ids, layer_ids/rules, capture, dump, …")
     parser.add_argument("--again", action="store_true", help="judge the last run's survivors anew, and run nothing")
     options = parser.parse_args(arguments)
     explained, mutants, old = read_explained(EXPLAINED), [], []

@@ -141,6 +141,7 @@ def test_layer_ids_are_run_in_full_and_the_other_rooms_by_sample() -> None:
     assert [(c.name, c.places, c.sample) for c in campaigns((), 200)] == [
         ("layer_ids", ("layer_ids",), None),
         ("sample", ("capture", "draft"), 200),
+        ("compared", ("dump", "compare"), 200),
     ]
     assert [c.places for c in campaigns(["layer_ids/rules"], 5)] == [("layer_ids/rules",)]
     assert '"src/specalign/layer_ids/rules.py"' in mutmut_table(campaigns(["layer_ids/rules"], 5)[0])
