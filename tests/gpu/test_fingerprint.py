@@ -7,16 +7,20 @@ import itertools
 import threading
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from specalign.dump import fingerprint_torch  # noqa: E402
+from specalign.dump.dtypes import BY_TORCH_NAME, DType  # noqa: E402
 from specalign.dump.errors import DumpError  # noqa: E402
 from specalign.dump.fingerprint import fingerprint_rows  # noqa: E402
 from specalign.dump.fingerprint_torch import fingerprint_reference, fingerprint_tensor  # noqa: E402
+from specalign.dump.nonfinite import count_nonfinite  # noqa: E402
 from tests.unit.dump.plain_fingerprints import table, written_bytes  # noqa: E402
 from tests.unit.dump.test_fingerprint_torch import DTYPES, REFUSED, SHAPES, pairs, plain, random_rows, row_of, views  # noqa: E402
+from tests.unit.dump.test_nonfinite_torch import codes_of, counts_of, special_tensor  # noqa: E402
 
 WIDTHS = [1, 2, 3, 5, 63, 64, 180, 360, 1023, 2880, 6144]
 MIB = 2**20
@@ -134,6 +138,77 @@ def test_every_changed_bit_is_seen() -> None:
     before, after = fingerprint_tensor(torch.zeros_like(rows)), fingerprint_tensor(rows)
     assert (before != after).all()
     assert torch.equal(after.cpu(), by_numpy(rows))
+
+
+# Non-finite elements, counted in the same pass.
+
+
+def counted(fingerprint: fingerprint_torch.Kernel, tensor: torch.Tensor, dtype: DType, **options: object) -> None:
+    """Counts are numpy's, from codes that were copied as integers, and lanes are what they are without counting."""
+    got = fingerprint(tensor, count=True, **options)
+    raw = np.array(codes_of(tensor.cpu(), dtype), np.uint64).astype(dtype.raw)
+    assert got.is_cuda
+    assert counts_of(got) == count_nonfinite(raw, dtype).tolist()
+    assert torch.equal(got[:, :2].cpu(), fingerprint_reference(tensor.cpu()))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", BY_TORCH_NAME.values(), ids=list(BY_TORCH_NAME))
+def test_every_type_is_counted_by_its_codes(fingerprint: fingerprint_torch.Kernel, dtype: DType, width: int) -> None:
+    counted(fingerprint, special_tensor(dtype, 37, width).cuda(), dtype)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, {"rows": 8, "block": 512, "warps": 8, "stages": 3}], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "float8_e5m2", "float8_e4m3fnuz"])
+def test_the_shape_of_the_launch_does_not_change_a_count(kernels: ModuleType, shape: dict[str, int], dtype: str) -> None:
+    rows = special_tensor(BY_TORCH_NAME[dtype], 9, 1440).cuda()
+    counted(kernels.fingerprint_triton, rows, BY_TORCH_NAME[dtype], launch=kernels.Launch(**shape))
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_counts_of_rows_off_a_word(offset: int) -> None:
+    dtype = BY_TORCH_NAME["bfloat16"]
+    there = special_tensor(dtype, 16, 1003).cuda()
+    counted(fingerprint_tensor, there[:, offset:], dtype)
+    counted(fingerprint_tensor, there[:, offset : offset + 600], dtype)
+
+
+def test_one_nan_among_many_rows_is_counted_in_its_row_alone() -> None:
+    rows = torch.zeros(16384, 6144, dtype=torch.bfloat16, device="cuda")
+    rows.view(torch.int16)[12345, 6143] = 0x7FC0
+    rows.view(torch.int16)[12346, 0] = -0x80  # 0xff80, minus infinity
+    found = fingerprint_tensor(rows, count=True)[:, 2]
+    assert found.nonzero().flatten().tolist() == [12345, 12346]
+    assert found[12345:12347].tolist() == [1, 1 << 32]
+
+
+def test_rows_of_nan_alone_are_counted_beyond_a_chunk() -> None:
+    size = 2**22 + 12
+    rows = torch.full((2, size), 0x7F, dtype=torch.uint8, device="cuda")
+    assert fingerprint_tensor(rows.view(torch.float8_e4m3fn), count=True)[:, 2].tolist() == [size] * 2
+    assert fingerprint_tensor((rows | 0x80).sub(3).view(torch.float8_e5m2), count=True)[:, 2].tolist() == [size << 32] * 2
+
+
+def test_counts_of_shards_add_up() -> None:
+    dtype = BY_TORCH_NAME["float16"]
+    rows = special_tensor(dtype, 65, 1440).cuda()
+    shards = [fingerprint_tensor(rows[:, at : at + 180], first_byte=2 * at, count=True) for at in range(0, 1440, 180)]
+    assert torch.equal(torch.stack(shards).sum(0), fingerprint_tensor(rows, count=True))
+
+
+def test_a_cuda_graph_counts_what_is_there_when_it_is_replayed() -> None:
+    rows = torch.zeros(64, 2880, dtype=torch.bfloat16, device="cuda")
+    fingerprint_tensor(rows, count=True)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = fingerprint_tensor(rows, count=True)
+    graph.replay()
+    assert not result[:, 2].any()
+    rows.view(torch.int16)[7, :5] = 0x7FC0
+    graph.replay()
+    assert result[:, 2].nonzero().flatten().tolist() == [7]
+    assert result[7, 2] == 5
 
 
 # Places beyond 2^31: of bytes, of elements, of a row's stride.

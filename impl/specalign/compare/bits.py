@@ -17,20 +17,15 @@ import numpy.typing as npt
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.values import (
     NAN_DISTANCE,
-    AllowNonfinite,
-    Raw,
     abs_difference,
-    any_illegal,
-    check_raw,
     decode,
-    illegal,
     is_nan,
-    nonfinite,
     opposite_zeros,
     ulp_distance,
     within,
 )
 from specalign.dump.dtypes import DType
+from specalign.dump.nonfinite import AllowNonfinite, Raw, any_illegal, check_raw, illegal, nonfinite
 
 __all__ = [
     "BLOCK_BYTES",

@@ -15,10 +15,10 @@ from specalign.compare.pairing import Located
 from specalign.compare.result import Problem
 from specalign.compare.shelf import CACHE_BYTES, Shelf
 from specalign.compare.tally import Place, Tally
-from specalign.compare.values import AllowNonfinite, any_illegal, illegal
 from specalign.dump.dtypes import DTYPES, DType
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import MAY_BE_INFINITE
+from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal
 from specalign.dump.passes import RawTensor
 
 GATHER_BYTES: Final = 2 * 1024 * 1024

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from specalign.compare.bits import compare_rows
-from specalign.compare.values import NAN_DISTANCE, Raw, decode, is_nan, ulp_distance
+from specalign.compare.values import NAN_DISTANCE, decode, is_nan, ulp_distance
 from specalign.dump.dtypes import BY_TORCH_NAME, DType
+from specalign.dump.nonfinite import Raw
 from specalign.layer_ids.files import InputError
 
 

@@ -1,4 +1,4 @@
-"""What raw bits mean: values, non-finite codes and distances, for every element type of a dump.
+"""What raw bits mean: values and distances, for every element type of a dump.
 
 Arrays are unsigned integers that hold the bits (`DType.raw`), of any shape and strides; numpy alone, which has neither
 bfloat16 nor FP8. An array of another numpy dtype raises ValueError.
@@ -7,34 +7,19 @@ bfloat16 nor FP8. An array of another numpy dtype raises ValueError.
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from specalign.compare.modes import Mode
 from specalign.dump.dtypes import DType
-
-Raw = npt.NDArray[np.unsignedinteger[Any]]
-"""Bits of elements, one unsigned integer each."""
-
-AllowNonfinite = Literal["no", "inf"]
-"""Which non-finite values are legal: none, or -inf (a logit or log-prob that was masked out). NaN and +inf never are."""
+from specalign.dump.nonfinite import Raw, check_raw, nonfinite, signed_type
 
 NAN_DISTANCE: Final = 2**64 - 1
 """`ulp_distance` of a NaN from any other bits."""
 
 _IEEE_VIEW: Final = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
-
-
-def check_raw(raw: Raw, dtype: DType) -> None:
-    """Refuse an array that does not hold raw bits of `dtype`.
-
-    Raises:
-        ValueError: the numpy dtype differs from `dtype.raw`.
-    """
-    if raw.dtype != np.dtype(dtype.raw):
-        raise ValueError(f"raw bits of {dtype.name} are {np.dtype(dtype.raw).name}, this array holds {raw.dtype.name}")
 
 
 def decode(raw: Raw, dtype: DType) -> npt.NDArray[np.float64]:
@@ -57,7 +42,7 @@ def _typed(raw: Raw, dtype: DType) -> npt.NDArray[Any]:
         return np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
     if dtype.is_float:
         return np.take(_fp8_values(dtype), raw)
-    return raw.view(_signed(dtype)) if dtype.kind == "int" else raw
+    return raw.view(signed_type(dtype)) if dtype.kind == "int" else raw
 
 
 @functools.cache
@@ -77,18 +62,6 @@ def _fp8_values(dtype: DType) -> npt.NDArray[np.float64]:
     return values
 
 
-def nonfinite(raw: Raw, dtype: DType) -> npt.NDArray[np.bool_]:
-    """Where an element is infinite or NaN; nowhere for integers and BOOL."""
-    check_raw(raw, dtype)
-    word = raw.dtype.type
-    if dtype.specials == "":
-        return np.zeros(raw.shape, dtype=np.bool_)
-    if dtype.specials == "negative_zero":
-        return np.equal(raw, word(_sign(dtype)))
-    top = word(_first_nonfinite(dtype))
-    return np.equal(np.bitwise_and(raw, top), top)
-
-
 def is_nan(raw: Raw, dtype: DType) -> npt.NDArray[np.bool_]:
     """Where an element is NaN."""
     special = nonfinite(raw, dtype)
@@ -97,36 +70,11 @@ def is_nan(raw: Raw, dtype: DType) -> npt.NDArray[np.bool_]:
     return np.logical_and(special, np.bitwise_and(raw, raw.dtype.type((1 << dtype.mantissa) - 1)))
 
 
-def illegal(raw: Raw, dtype: DType, allow: AllowNonfinite) -> npt.NDArray[np.bool_]:
-    """Where an element is non-finite and `allow` does not make it legal."""
-    special = nonfinite(raw, dtype)
-    if allow == "inf" and dtype.specials == "ieee":
-        special &= raw != raw.dtype.type(_sign(dtype) | _first_nonfinite(dtype))
-    return special
-
-
-def any_illegal(raw: Raw, dtype: DType, allow: AllowNonfinite) -> bool:
-    """`illegal(raw, dtype, allow).any()`, without a temporary array.
-
-    The codes of a sign are in order of magnitude, so that the non-finite ones are the largest: as signed integers among the
-    positive, as unsigned integers among the negative. Two maxima decide.
-    """
-    check_raw(raw, dtype)
-    if dtype.specials == "" or raw.size == 0:
-        return False
-    signed = raw.view(_signed(dtype))
-    if dtype.specials == "negative_zero":
-        return bool(signed.min() == np.iinfo(signed.dtype).min)
-    top = _first_nonfinite(dtype)
-    legal_infinity = allow == "inf" and dtype.specials == "ieee"
-    return int(signed.max()) >= top or int(raw.max()) >= (_sign(dtype) | top) + legal_infinity
-
-
 def opposite_zeros(a: Raw, b: Raw, dtype: DType) -> npt.NDArray[np.bool_]:
     """Where one of a, b is −0 and the other +0; nowhere if the type has no −0."""
     if dtype.specials in ("", "negative_zero"):
         return np.zeros(a.shape, dtype=np.bool_)
-    sign = a.dtype.type(_sign(dtype))
+    sign = a.dtype.type(dtype.sign)
     return np.logical_and(np.equal(np.bitwise_xor(a, b), sign), np.equal(np.bitwise_and(a, ~sign), 0))
 
 
@@ -160,13 +108,13 @@ def _places(raw: Raw, dtype: DType, fold_zeros: bool) -> npt.NDArray[Any]:
     """The place of each code in the order of values, an integer of the type's own size; +0 is at 0."""
     if dtype.kind not in ("float", "int"):
         return raw
-    signed = raw.view(_signed(dtype))
+    signed = raw.view(signed_type(dtype))
     if dtype.kind == "int":
         return signed
     # Without the sign the codes of a sign ascend with the magnitude m: m stands at m, and -m at -1 - m, or at -m where -0 has
     # no place of its own. FNUZ has no -0.
     negative = np.right_shift(signed, 8 * dtype.size - 1)  # -1 where the sign is set, else 0
-    place: npt.NDArray[Any] = np.bitwise_xor(signed, np.bitwise_and(negative, _sign(dtype) - 1))
+    place: npt.NDArray[Any] = np.bitwise_xor(signed, np.bitwise_and(negative, dtype.sign - 1))
     if fold_zeros or dtype.specials == "negative_zero":
         place -= negative
     return place
@@ -206,19 +154,3 @@ def _within_relative(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], bou
         halves = np.abs(x / 2 - y / 2) <= bound * (scale / 2)
         fits = np.where(np.isinf(gap), halves, gap <= bound * scale)
     return np.isfinite(scale) & fits
-
-
-def _sign(dtype: DType) -> int:
-    """The code whose only set bit is the highest one."""
-    return 1 << (8 * dtype.size - 1)
-
-
-def _first_nonfinite(dtype: DType) -> int:
-    """The smallest non-finite code without a sign, of a type whose non-finite codes are the largest."""
-    if dtype.specials == "nan":
-        return _sign(dtype) - 1
-    return ((1 << dtype.exponent) - 1) << dtype.mantissa
-
-
-def _signed(dtype: DType) -> str:
-    return f"<i{dtype.size}"

@@ -40,6 +40,16 @@ class DType:
         """Whether −0, infinities and NaN may occur."""
         return self.kind == "float"
 
+    @property
+    def sign(self) -> int:
+        """The code whose only set bit is the highest one."""
+        return 1 << (8 * self.size - 1)
+
+    @property
+    def first_nonfinite(self) -> int:
+        """The smallest non-finite code without a sign, of a type whose non-finite codes are the largest ("ieee" and "nan")."""
+        return self.sign - 1 if self.specials == "nan" else ((1 << self.exponent) - 1) << self.mantissa
+
 
 DTYPES: Final[Mapping[str, DType]] = {
     dtype.name: dtype

@@ -7,6 +7,8 @@ halves: words and halves then lie in threads alike, and w * m mod 2^64 takes one
 A row need not begin at a multiple of 4 bytes (bf16 rows of odd width). It is then read in units of 2 bytes or 1: unit j is a part
 of word i = j // k of k units, worth u_j * 2^(j % k * bits), so sum of w_i * m_i = sum of u_j * (m_i * 2^(j % k * bits)). One
 kernel serves all three, with the multipliers of units in place of those of words, and an odd last half-word is nothing special.
+
+Non-finite elements are counted in two steps, since rows have none as a rule: see `nonfinite_kernels.py`.
 """
 # mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,unused-ignore"
 
@@ -26,6 +28,9 @@ from torch import Tensor
 from specalign.dump.errors import DumpError
 from specalign.dump.fingerprint import SEEDS, WORD, check_first_byte
 from specalign.dump.fingerprint_torch import flat_rows, torch_multipliers
+from specalign.dump.nonfinite import check_width
+from specalign.dump.nonfinite_kernels import Codes, any_of_four, count_units, load_units
+from specalign.dump.nonfinite_torch import element_type
 
 _CHUNK_UNITS: Final = 1 << 18  # of a row at a time: 4 MiB of multipliers
 _KEPT_TABLES: Final = 16
@@ -51,7 +56,7 @@ class Launch:
     stages: int = 1
 
 
-def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, launch: Launch | None = None) -> Tensor:
+def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, count: bool = False, launch: Launch | None = None) -> Tensor:
     """`fingerprint_reference` as a Triton kernel; same arguments, same bits, same errors.
 
     Nothing waits for the device, but for the first call with a width, which computes its multipliers. In the capture of a CUDA
@@ -60,7 +65,7 @@ def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, launch: Launch | 
 
     Args:
         tensor: `[*, width]` on CUDA; on any device where triton was imported with TRITON_INTERPRET=1.
-        first_byte: as in `fingerprint_tensor`.
+        first_byte, count: as in `fingerprint_tensor`.
         launch: the shape of the launch; None chooses.
 
     Raises:
@@ -73,20 +78,25 @@ def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, launch: Launch | 
             f"the compiled kernel got a tensor on {rows.device}. Call fingerprint_tensor, which chooses by device, or set"
             " TRITON_INTERPRET=1 before triton is imported"
         )
+    dtype = element_type(rows) if count else None
+    if count:
+        check_width(rows.shape[1])
+    columns = len(SEEDS) + count
     if not rows.numel():
-        return torch.zeros(len(rows), len(SEEDS), dtype=torch.int64, device=rows.device)
-    result = torch.empty(len(rows), len(SEEDS), dtype=torch.int64, device=rows.device)  # the first launch fills it
-    units = _as_units(rows)
+        return torch.zeros(len(rows), columns, dtype=torch.int64, device=rows.device)
+    result = torch.empty(len(rows), columns, dtype=torch.int64, device=rows.device)  # the first launch fills it
+    units = _as_units(rows, whole=count)
+    codes = Codes.of(dtype, 8 * units.element_size()) if dtype else Codes()
     per_word = WORD // units.element_size()
     with torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext():
         for left in range(0, units.shape[1], _CHUNK_UNITS):
             chunk = units[:, left : left + _CHUNK_UNITS]
             table = _TABLES.get((first_byte // WORD + left // per_word, chunk.shape[1], per_word, rows.device))
-            _launch(chunk, table, result, launch or Launch(), add=left > 0)
+            _launch(chunk, table, result, launch or Launch(), codes, add=left > 0)
     return result
 
 
-def _launch(units: Tensor, table: Table, result: Tensor, launch: Launch, *, add: bool) -> None:
+def _launch(units: Tensor, table: Table, result: Tensor, launch: Launch, codes: Codes, *, add: bool) -> None:
     halves, base = table
     grid = (triton.cdiv(len(units), launch.rows),)
     count, stride = units.shape[1], units.stride(0)
@@ -102,6 +112,12 @@ def _launch(units: Tensor, table: Table, result: Tensor, launch: Launch, *, add:
         ADD=add,
         ALIGN=align,
         BITS=8 * units.element_size(),
+        COLUMNS=result.shape[1],
+        SPECIALS=codes.specials,
+        ELEMENT=codes.element,
+        FIRST=codes.first,
+        SIGNS=codes.signs,
+        CARRY=codes.carry,
         ROWS=launch.rows,
         BLOCK=launch.block,
         STAGES=launch.stages,
@@ -122,16 +138,26 @@ def _fingerprint_units(
     ADD: tl.constexpr,  # noqa: N803
     ALIGN: tl.constexpr,  # noqa: N803
     BITS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    SPECIALS: tl.constexpr,  # noqa: N803
+    ELEMENT: tl.constexpr,  # noqa: N803
+    FIRST: tl.constexpr,  # noqa: N803
+    SIGNS: tl.constexpr,  # noqa: N803
+    CARRY: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Fingerprints of intBITS units [row_count, count], rows row_stride units apart: into result int64 [row_count, 2], or added.
+    """Fingerprints of intBITS units [row_count, count], rows row_stride units apart: into result int64 [row_count, COLUMNS], or
+    added to it. Three columns: the third counts the non-finite among elements of ELEMENT bits.
 
     count and row_stride come divided by ALIGN: Triton sees by itself which arguments are multiples of 16, but the shard of a row
     is often a multiple of 4 words only, which suffices to load 16 bytes at a time.
 
     halves int32 [4, count]: lane 0 low, lane 0 high, lane 1 low, lane 1 high; base int64 [2]: the sums of the words' multipliers.
+
+    A unit may hold non-finite elements if its magnitudes (all bits but SIGNS, those of its elements' signs) plus CARRY reach the
+    place of a sign; of FNUZ types, if that of a set sign stays free.
     """
     count *= ALIGN
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -139,25 +165,37 @@ def _fingerprint_units(
     row_units = units + rows * row_stride * ALIGN  # rows are int64, hence the product
     lane_0 = tl.zeros([ROWS, BLOCK // 4], tl.uint64)
     lane_1 = tl.zeros([ROWS, BLOCK // 4], tl.uint64)
+    carries = tl.zeros([ROWS, BLOCK // 4], tl.uint32)
     for start in tl.range(0, count, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)[None, :]
         inside = at < count
-        unit = tl.load(row_units + at, mask=inside & ours, other=0, eviction_policy="evict_first")
-        if BITS == 32:
-            u = unit.to(tl.uint32, bitcast=True)
-        else:
-            u = unit.to(tl.uint32) & ((1 << BITS) - 1)
+        u = load_units(row_units + at, inside & ours, BITS)
+        if SPECIALS:
+            carried = (u & ((1 << BITS) - 1 - SIGNS)) + CARRY
+            if SPECIALS == 3:
+                carried = u & ~carried
+            if ELEMENT == 64:
+                carried = tl.where(at % 2 == 1, carried, 0)
+            carries |= any_of_four(carried)
         lane_0 += _products(u, halves, at, inside, count)
         lane_1 += _products(u, halves + 2 * count, at, inside, count)
     # Padding is zero and adds nothing; sum of (w + 1) * m = sum of w * m + base.
     sum_0 = tl.sum(lane_0, axis=1, keep_dims=True).to(tl.int64, bitcast=True) + tl.load(base)
     sum_1 = tl.sum(lane_1, axis=1, keep_dims=True).to(tl.int64, bitcast=True) + tl.load(base + 1)
-    at_0 = result + rows * 2
+    at_0 = result + rows * COLUMNS
     if ADD:
         sum_0 += tl.load(at_0, mask=ours)
         sum_1 += tl.load(at_0 + 1, mask=ours)
     tl.store(at_0, sum_0, mask=ours)
     tl.store(at_0 + 1, sum_1, mask=ours)
+    if COLUMNS == 3:
+        counted = tl.zeros([ROWS, 1], tl.int64)
+        if SPECIALS:  # noqa: SIM102  # this is decided when the kernel is compiled
+            if tl.max(tl.max(((carries & SIGNS) != 0).to(tl.int32), axis=1), axis=0) != 0:
+                counted = count_units(row_units, ours, count, BITS, SPECIALS, ELEMENT, FIRST, ROWS, BLOCK)
+        if ADD:
+            counted += tl.load(at_0 + 2, mask=ours)
+        tl.store(at_0 + 2, counted, mask=ours)
 
 
 @triton.jit
@@ -173,11 +211,18 @@ def _products(u: tl.tensor, halves: tl.tensor, at: tl.tensor, inside: tl.tensor,
     return tl.sum(tl.reshape(product, [u.shape[0], u.shape[1] // 4, 4]), axis=2)
 
 
-def _as_units(rows: Tensor) -> Tensor:
-    """Rows `[rows, width]` as `[rows, units]` of the widest unit, 4, 2 or 1 bytes, at whose multiples all rows begin and end."""
+def _as_units(rows: Tensor, *, whole: bool = False) -> Tensor:
+    """Rows `[rows, width]` as `[rows, units]` of the widest unit, 4, 2 or 1 bytes, at whose multiples all rows begin and end.
+
+    Args:
+        whole: no unit may be a part of an element, but for elements of 8 bytes; memory off the elements' own size is copied.
+    """
     if rows.shape[1] > 1 and rows.stride(1) != 1:
         rows = rows.contiguous()
-    (count, width), size = rows.shape, rows.element_size()
+    size = rows.element_size()
+    if whole and rows.data_ptr() % min(size, WORD):
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    count, width = rows.shape
     stride = rows.stride(0) if count > 1 else width
     edges = width * size | stride * size | int(rows.storage_offset()) * size | rows.data_ptr()
     unit = next(unit for unit in _UNITS if edges % unit == 0)

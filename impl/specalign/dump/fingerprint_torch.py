@@ -4,6 +4,8 @@ Every leading axis counts rows and the last axis is the row: `[*, width] -> [pro
 everything behind the first axis as the row; of two axes both say the same.) A tensor of one axis is refused, because it could be
 one row or one element a row.
 
+With `count=True` a third column counts the non-finite elements of each row, packed as in `nonfinite_torch.py`.
+
 uint64 has hardly any operators in torch, so words, multipliers and sums are int64 here: products and sums mod 2^64 are the same
 bits, and only the right shift of splitmix64 must be made a logical one.
 """
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from specalign.dump.errors import DumpError
 from specalign.dump.fingerprint import INCREMENT, LAST_SHIFT, SEEDS, SHIFTS_AND_FACTORS, WORD, check_first_byte
+from specalign.dump.nonfinite_torch import packed_counts
 
 _BLOCK_WORDS: Final = 1 << 20  # 8 MiB as int64, of which about four are alive at once
 _CHUNK_WORDS: Final = 1 << 16
@@ -26,10 +29,10 @@ _CHUNK_WORDS: Final = 1 << 16
 class Kernel(Protocol):
     """What `fingerprint_reference` and `fingerprint_kernels.fingerprint_triton` have in common."""
 
-    def __call__(self, tensor: Tensor, *, first_byte: int = 0) -> Tensor: ...
+    def __call__(self, tensor: Tensor, *, first_byte: int = 0, count: bool = False) -> Tensor: ...
 
 
-def fingerprint_tensor(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
+def fingerprint_tensor(tensor: Tensor, *, first_byte: int = 0, count: bool = False) -> Tensor:
     """The fingerprint of each row: int64 `[rows, 2]` on the tensor's device, the bits of `fingerprint_rows`' uint64.
 
     On CUDA the Triton kernel computes it where triton can be imported, without waiting for the device; elsewhere
@@ -40,15 +43,18 @@ def fingerprint_tensor(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
             No rows give `[0, 2]`; rows of no elements give zeros.
         first_byte: where these bytes begin within the full row, for a shard of it; a multiple of 4. Of the shards of a row only
             the last may have a number of bytes that is no multiple of 4.
+        count: give `[rows, 3]`, whose last column `nonfinite.unpack_counts` makes the two counts of non-finite elements of each
+            row. They are counted while the row is read.
 
     Raises:
-        DumpError: the tensor has fewer than two axes, is not strided, or `first_byte` lies within a word.
+        DumpError: the tensor has fewer than two axes, is not strided, or `first_byte` lies within a word. With `count`: a type
+            that no dump holds, or rows of 2^32 elements or more.
     """
     kernel = _triton_kernel() if tensor.is_cuda else None
-    return (kernel or fingerprint_reference)(tensor, first_byte=first_byte)
+    return (kernel or fingerprint_reference)(tensor, first_byte=first_byte, count=count)
 
 
-def fingerprint_reference(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
+def fingerprint_reference(tensor: Tensor, *, first_byte: int = 0, count: bool = False) -> Tensor:
     """`fingerprint_tensor` in plain torch, on any device. Temporary memory is bounded by about 50 MiB."""
     check_first_byte(first_byte)
     rows = flat_rows(tensor)
@@ -63,7 +69,7 @@ def fingerprint_reference(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
             plus_one = row_words(chunk[top : top + step]) + 1
             for lane in range(len(SEEDS)):
                 result[top : top + step, lane] += (plus_one * both[lane]).sum(dim=1)
-    return result
+    return torch.cat([result, packed_counts(rows)[:, None]], dim=1) if count else result
 
 
 def flat_rows(tensor: Tensor) -> Tensor:

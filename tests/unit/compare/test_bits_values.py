@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from specalign.compare.bits import NAN_DISTANCE, decode, nonfinite, ulp_distance
 from specalign.compare.modes import Mode
-from specalign.compare.values import abs_difference, any_illegal, illegal, is_nan, opposite_zeros, within
+from specalign.compare.values import abs_difference, is_nan, opposite_zeros, within
 from specalign.dump.dtypes import DTYPES, DType
+from specalign.dump.nonfinite import any_illegal, illegal
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 SMALL = [dtype for dtype in FLOATS if dtype.size <= 2]

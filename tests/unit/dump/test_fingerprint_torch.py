@@ -7,13 +7,8 @@ since TRITON_INTERPRET must be set before triton is imported and changes it for 
 from __future__ import annotations
 
 import itertools
-import os
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +25,7 @@ from specalign.dump.dtypes import BY_TORCH_NAME  # noqa: E402
 from specalign.dump.errors import DumpError  # noqa: E402
 from specalign.dump.fingerprint import add_shards, fingerprint_rows  # noqa: E402
 from specalign.dump.fingerprint_torch import fingerprint_reference, fingerprint_tensor, torch_multipliers  # noqa: E402
+from tests.unit.dump.interpreter import run_interpreted  # noqa: E402
 from tests.unit.dump.plain_fingerprints import plain_fingerprint, plain_multiplier, table, written_bytes  # noqa: E402
 
 DTYPES = [getattr(torch, name) for name in BY_TORCH_NAME if hasattr(torch, name)]
@@ -186,25 +182,9 @@ def test_no_gradient_flows() -> None:
 
 # The Triton kernel.
 
-HERE = Path(__file__)
-COMMAND = f"SPECALIGN_TRITON=1 python -m pytest {HERE.relative_to(HERE.parents[3])}"
-
 
 def test_the_kernel_in_the_interpreter() -> None:
-    if find_spec("triton") is None:
-        if os.environ.get("SPECALIGN_TRITON") == "1":
-            pytest.fail(
-                "SPECALIGN_TRITON=1 asks for the Triton kernels, and triton is not installed: pip install triton", pytrace=False
-            )
-        pytest.skip(f"the Triton kernel was NOT run: triton is not installed. pip install triton, then {COMMAND}")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_functions=interpreted_*", str(HERE)]
-    done = subprocess.run(
-        command, cwd=HERE.parents[3], env=kept | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (ran := re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)), done.stdout
-    assert int(ran[1]) > 100, done.stdout
+    run_interpreted(Path(__file__), at_least=100)
 
 
 def kernel() -> Callable[..., torch.Tensor]:
