@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from specalign.dump.errors import DumpError
 from specalign.dump.fingerprint import fingerprint_rows
+from specalign.dump.nonfinite import count_nonfinite, has_nonfinite
 from specalign.dump.passes import Dump, PassInfo, RawTensor
 from specalign.dump.shards import first_byte
 from specalign.dump.writer import DumpWriter
@@ -31,7 +32,8 @@ def convert(
 
     Args:
         folder: of the new dump; it must hold no passes.
-        fingerprint: store the fingerprints of the rows in place of the tensors. Fingerprints stay what they are in any case.
+        fingerprint: store the fingerprints of the rows in place of the tensors, and count their non-finite elements.
+            Fingerprints stay what they are in any case, counted or not.
         keys: only these tensors; None for all.
         progress: called with the number of passes that were written, and of all.
 
@@ -59,8 +61,12 @@ def _fingerprinted(dump: Dump, info: PassInfo, tensor: RawTensor) -> RawTensor:
     spec = tensor.spec
     if spec.fingerprint:
         return tensor
-    begin = first_byte(spec, info.coords, dump.manifest.layout, info.where)
-    return RawTensor(dataclasses.replace(spec, fingerprint=True), fingerprint_rows(tensor.data, first_byte=begin))
+    begin, counted = first_byte(spec, info.coords, dump.manifest.layout, info.where), has_nonfinite(tensor.dtype)
+    return RawTensor(
+        dataclasses.replace(spec, fingerprint=True, counted=counted),
+        fingerprint_rows(tensor.data, first_byte=begin),
+        count_nonfinite(tensor.data, tensor.dtype) if counted else None,
+    )
 
 
 def _check_keys(dump: Dump, infos: Collection[PassInfo], keys: Collection[str] | None) -> None:

@@ -5,12 +5,13 @@ It stands as text under the one metadata key `specalign`, and the metadata stand
     {"check": "01234567", "schema": "specalign.dump/1", "rank": 0, "pass": 3, "coords": {"tp": 1}, "stage": [0, 12],
      "requests": ["a", "b"],
      "tensors": {"boundary.2": {"site": "pre-block", "axis": "hidden@tp"},
-                 "fingerprint.boundary.3": {"dtype": "BF16", "shape": [17, 2880]}},
+                 "fingerprint.boundary.3": {"dtype": "BF16", "shape": [17, 2880], "counted": true}},
      "crc32": "89abcdef…"}
 
-`tensors` says what the header's other entries do not: `dtype` and `shape` are those of the tensor that was fingerprinted. `crc32`
-holds the CRC-32 of each tensor's data, 8 hexadecimal digits each, in the order of the data. `check` is that of the file's bytes
-up to the data, its own digits taken as zeros: no flipped bit in a header goes unnoticed.
+`tensors` says what the header's other entries do not: `dtype` and `shape` are those of the tensor that was fingerprinted, whose
+non-finite elements were `counted`: the counts stand under `nonfinite.<key>`, or nowhere if all of them are 0. `crc32` holds the
+CRC-32 of each tensor's data, 8 hexadecimal digits each, in the order of the data. `check` is that of the file's bytes up to the
+data, its own digits taken as zeros: no flipped bit in a header goes unnoticed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from specalign.dump.fields import (
     check_stage,
 )
 from specalign.dump.files import reading
-from specalign.dump.keys import FINGERPRINT, INDEX_DTYPES, TOKENS
+from specalign.dump.keys import FINGERPRINT, INDEX_DTYPES, NONFINITE, TOKENS
 from specalign.dump.manifest import SCHEMA
+from specalign.dump.nonfinite import COUNTED, has_nonfinite
 from specalign.dump.passes import TensorSpec
 from specalign.layer_ids.files import decode_utf8, open_regular, parse_json_object, quoted, read_exactly, shown
 from specalign.layer_ids.tensor_files import MAX_HEADER_BYTES, TensorInfo, read_header
@@ -54,7 +56,7 @@ _OPENING: Final = '{"__metadata__":{"specalign":"'
 _PREFIX: Final = (_OPENING + r"{\"check\":\"").encode()
 _DIGITS: Final = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + 8)
 _FIELDS: Final = frozenset({"check", "schema", "rank", "pass", "coords", "stage", "requests", "tensors", "crc32"})
-_TENSOR_FIELDS: Final = frozenset({"site", "axis", "dtype", "shape"})
+_TENSOR_FIELDS: Final = frozenset({"site", "axis", "dtype", "shape", "counted"})
 _DECODER: Final = json.JSONDecoder()
 _FIRST: Final = 64 * 1024  # read at once: nearly every header is shorter
 _MANY_LAYOUTS: Final = 256
@@ -143,7 +145,7 @@ def build_document(
     for spec in specs:
         said: dict[str, object] = {name: value for name, value in (("site", spec.site), ("axis", spec.axis)) if value}
         if spec.fingerprint:
-            said |= {"dtype": spec.dtype, "shape": list(spec.shape)}
+            said |= {"dtype": spec.dtype, "shape": list(spec.shape), **({"counted": True} if spec.counted else {})}
         if said:
             tensors[stored_name(spec)] = said
     document: dict[str, object] = {
@@ -263,7 +265,7 @@ def _check_said(table: object, stored: Mapping[str, TensorInfo], where: str) -> 
     if not isinstance(table, dict) or not all(isinstance(said, dict) for said in table.values()):
         raise DumpError(f"{where}: tensors is {quoted(table)}, which is no table of tables; write the dump again")
     for name, said in table.items():
-        if name not in stored or name in INDEX_DTYPES:
+        if name not in stored or name in INDEX_DTYPES or name.startswith(NONFINITE):
             raise DumpError(f"{where}: tensors says something of {quoted(name)}, which is no recorded tensor of this file")
         unknown = sorted(said.keys() - _TENSOR_FIELDS)
         if unknown:
@@ -286,28 +288,48 @@ def _checked_index(stored: Mapping[str, TensorInfo], where: str) -> int:
 
 def _specs(said: Mapping[str, Any], stored: Mapping[str, TensorInfo], rows: int, where: str) -> dict[str, TensorSpec]:
     specs: dict[str, TensorSpec] = {}
-    for name in sorted(stored.keys() - INDEX_DTYPES.keys(), key=lambda name: (name.startswith(FINGERPRINT), name)):
+    counted: dict[str, TensorSpec] = {}
+    recorded = (name for name in stored if name not in INDEX_DTYPES and not name.startswith(NONFINITE))
+    for name in sorted(recorded, key=lambda name: (name.startswith(FINGERPRINT), name)):
         spec = _spec(name, said.get(name, {}), stored[name], rows, where)
         whole = specs.setdefault(spec.key, spec)
-        if whole is not spec and dataclasses.replace(whole, fingerprint=True) != spec:
+        if whole is not spec and dataclasses.replace(whole, fingerprint=True, counted=spec.counted) != spec:
             raise DumpError(f"{where}: {name} is of {spec}, and {spec.key} itself is {whole}; they must be of one tensor")
+        if spec.counted:
+            counted[NONFINITE + spec.key] = spec
+    _check_counts(counted, stored, where)
     return specs
+
+
+def _check_counts(counted: Mapping[str, TensorSpec], stored: Mapping[str, TensorInfo], where: str) -> None:
+    """Raises `DumpError` unless all counts of non-finite elements are those of fingerprints that were counted."""
+    for name, info in stored.items():
+        if not name.startswith(NONFINITE):
+            continue
+        spec = counted.get(name)
+        if spec is None:
+            raise DumpError(f"{where}: {quoted(name)} belongs to no fingerprints that say counted; write the dump again")
+        shape = (spec.shape[0], len(COUNTED))
+        if info.dtype != "U32" or info.shape != shape:
+            raise DumpError(f"{where}: {quoted(name)} is {info.dtype} of shape {list(info.shape)}, not U32 of {list(shape)}")
 
 
 def _spec(name: str, entry: Mapping[str, Any], info: TensorInfo, rows: int, where: str) -> TensorSpec:
     key, fingerprint = check_key(name, where).text, name.startswith(FINGERPRINT)
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if fingerprint else (info.dtype, list(info.shape))
-    if not fingerprint and ("dtype" in entry or "shape" in entry):
-        raise DumpError(f"{where}: {quoted(name)} has a dtype or shape in the document, which fingerprints have alone")
+    if not fingerprint and entry.keys() & {"dtype", "shape", "counted"}:
+        raise DumpError(f"{where}: {quoted(name)} has a dtype, shape or counted in the document, which fingerprints have alone")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise DumpError(f"{where}: {quoted(name)} has the dtype {quoted(dtype)}; a dump holds {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
         raise DumpError(f"{where}: {quoted(name)} has the shape {quoted(shape)}, which is no [rows, ...]")
     if len(shape) > MAX_AXES or math.prod(size or 1 for size in shape) >= 2**59:
         raise DumpError(f"{where}: {quoted(name)} has the shape {quoted(shape)}, over {MAX_AXES} axes or 2^59 elements")
+    if "counted" in entry and (entry["counted"] is not True or not has_nonfinite(DTYPES[dtype])):
+        raise DumpError(f"{where}: {quoted(name)} has counted {quoted(entry['counted'])}, which is true of floats or absent")
     site, axis = entry.get("site", ""), entry.get("axis", "")
     check_marks(name, site, axis, where)
-    spec = TensorSpec(key, dtype, tuple(shape), site, axis, fingerprint)
+    spec = TensorSpec(key, dtype, tuple(shape), site, axis, fingerprint, "counted" in entry)
     if fingerprint and (info.dtype != "U64" or info.shape != (shape[0], 2)):
         raise DumpError(f"{where}: {quoted(name)} is {info.dtype} of shape {list(info.shape)}, not U64 of [{shape[0]}, 2]")
     check_rows(spec, rows, where)

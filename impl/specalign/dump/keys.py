@@ -22,6 +22,9 @@ INDEX_DTYPES: Final[Mapping[str, str]] = {TOKENS: "I64", POSITIONS: "I64", REQUE
 FINGERPRINT: Final = "fingerprint."
 """Prefix of the key under which the fingerprints of a tensor stand, `[rows, 2]` U64."""
 
+NONFINITE: Final = "nonfinite."
+"""Prefix of the key under which the counts of a fingerprinted tensor's non-finite elements stand, `[rows, 2]` U32."""
+
 POST_NORM_KEY: Final = "post_norm"
 LOGITS: Final = "logits"
 LOGPROBS: Final = "logprobs"

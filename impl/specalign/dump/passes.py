@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specalign.dump.dtypes import DTYPES, DType
@@ -31,6 +32,7 @@ class TensorSpec:
             "tokens@cp" or "tokens@cp:zigzag" (each rank's `tokens` and `positions` say which rows it holds), or
             "partial@tp" (each rank holds an addend).
         fingerprint: only the fingerprints of its rows are stored.
+        counted: of a fingerprint: the non-finite elements of each row were counted.
     """
 
     key: str
@@ -39,6 +41,7 @@ class TensorSpec:
     site: str = ""
     axis: str = ""
     fingerprint: bool = False
+    counted: bool = False
 
     @property
     def width(self) -> int:
@@ -81,10 +84,13 @@ class RawTensor:
     Attributes:
         spec: what it is.
         data: unsigned integers (`DType.raw`) of shape `spec.shape`; for fingerprints uint64 `[rows, 2]`.
+        nonfinite: of a fingerprint that is `counted`: the non-finite elements of each row, uint32 `[rows, 2]` (see
+            `nonfinite.COUNTED`); None for any other tensor.
     """
 
     spec: TensorSpec
     data: NDArray[Any]
+    nonfinite: NDArray[np.uint32] | None = None
 
     @property
     def dtype(self) -> DType:

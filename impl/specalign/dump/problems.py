@@ -28,6 +28,7 @@ CODES: Final[Mapping[str, str]] = {
     "rows": "rows that contradict themselves",
     "data": "data that does not have its checksum, or cannot be read",
     "fingerprint": "stored fingerprints that are not those of the tensor beside them",
+    "nonfinite": "stored counts of non-finite elements that are not those of the tensor beside them, or that no row can have",
     "leftover": "a temporary file of a writer that was killed",
     "foreign": "a file that is no part of a dump",
 }

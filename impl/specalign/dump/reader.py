@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
+import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +19,9 @@ from specalign.dump.fields import check_place
 from specalign.dump.files import checksum_of, map_file, reading, view
 from specalign.dump.folders import pass_name, pass_number, rank_name, rank_number, read_end
 from specalign.dump.header import Layouts, PassHeader, read_pass_header
-from specalign.dump.keys import FINGERPRINT, POSITIONS, REQUESTS, ROW_KIND, TOKENS
+from specalign.dump.keys import FINGERPRINT, NONFINITE, POSITIONS, REQUESTS, ROW_KIND, TOKENS
 from specalign.dump.manifest import Manifest, read_manifest
+from specalign.dump.nonfinite import COUNTED
 from specalign.dump.passes import Dump, PassInfo, RawTensor, TensorSpec
 from specalign.dump.rows import Rows, make_rows
 from specalign.layer_ids.files import list_names, open_regular, read_exactly, shown, unreadable
@@ -85,7 +88,7 @@ class SpecalignDump(Dump):
         """The stored fingerprints of one pass by key, also those of tensors that are stored whole beside them."""
         _, header = self._header(info)
         specs = {
-            key: TensorSpec(key, spec.dtype, spec.shape, spec.site, spec.axis, fingerprint=True)
+            key: dataclasses.replace(spec, fingerprint=True, counted="counted" in header.layout.said[FINGERPRINT + key])
             for key, spec in info.tensors.items()
             if FINGERPRINT + key in header.layout.stored
         }
@@ -106,7 +109,7 @@ class SpecalignDump(Dump):
             data = view(mapped, stored.dtype, stored.shape, header.span(name))
             if check:
                 _check_data(data, header, name, path)
-            loaded[spec.key] = RawTensor(spec, data)
+            loaded[spec.key] = RawTensor(spec, data, _counts(mapped, header, spec, path, check) if spec.counted else None)
         return loaded
 
     def _read_infos(self) -> Iterator[PassInfo]:
@@ -143,6 +146,18 @@ class SpecalignDump(Dump):
         if header.layout.rows != info.rows or not same:
             raise DumpError(f"{shown(path)}: was replaced since the dump was opened; open it again when nobody writes to it")
         return path, header
+
+
+def _counts(mapped: mmap.mmap, header: PassHeader, spec: TensorSpec, path: Path, check: bool) -> NDArray[np.uint32]:
+    """The non-finite elements of each row of a tensor that was counted; they are not stored if all of them are 0."""
+    name = NONFINITE + spec.key
+    stored = header.layout.stored.get(name)
+    if stored is None:
+        return np.broadcast_to(np.zeros((), np.uint32), (spec.shape[0], len(COUNTED)))
+    data = view(mapped, stored.dtype, stored.shape, header.span(name))
+    if check:
+        _check_data(data, header, name, path)
+    return data
 
 
 def _signature(path: Path) -> _Signature:

@@ -8,13 +8,15 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specalign.dump.dtypes import DTYPES
 from specalign.dump.keys import RowKind, in_order
 from specalign.dump.manifest import Manifest
+from specalign.dump.nonfinite import COUNTED
 from specalign.dump.passes import Dump, PassInfo, TensorSpec
 from specalign.layer_ids.files import shown
 from specalign.layer_ids.tables import format_table
@@ -22,6 +24,9 @@ from specalign.layer_ids.tables import format_table
 SCHEMA: Final = "specalign.dump.inspect/1"
 
 _MANY_PLACES: Final = 8
+
+_Counts: TypeAlias = Mapping[str, Sequence[int]]
+"""The non-finite elements of one pass by key, in the order of `COUNTED`, of the keys that were counted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +43,10 @@ class RankSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeySummary:
-    """One key in one form: in how many passes it is stored, and its bytes; `width` counts elements of a row."""
+    """One key in one form: in how many passes it is stored, and its bytes; `width` counts elements of a row.
+
+    `nonfinite` are the elements that are NaN or +inf, and -inf, over all passes, of fingerprints that were counted; else None.
+    """
 
     key: str
     dtype: str
@@ -48,6 +56,7 @@ class KeySummary:
     fingerprint: bool
     passes: int
     size: int
+    nonfinite: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ class DumpSummary:
 
 
 def summarize(dump: Dump, *, progress: Callable[[int, int], None] = lambda done, total: None) -> DumpSummary:
-    """Read the headers and rows of every pass, but no values.
+    """Read the headers and rows of every pass, and the counts of non-finite elements where there are any, but no values.
 
     Raises:
         DumpError: a pass that cannot be read.
@@ -123,7 +132,9 @@ def summarize(dump: Dump, *, progress: Callable[[int, int], None] = lambda done,
     infos = dump.infos()
     kinds = np.zeros(max(RowKind) + 1, np.int64)
     requests: dict[str, int] = {}
+    counts: list[_Counts] = []
     for done, info in enumerate(infos, 1):
+        counts.append(_counts(dump, info))
         rows = dump.rows(info)
         kinds += np.bincount(rows.kinds, minlength=len(kinds))
         lengths = np.zeros(len(rows.request_ids), np.int64)
@@ -134,7 +145,7 @@ def summarize(dump: Dump, *, progress: Callable[[int, int], None] = lambda done,
         progress(done, len(infos))
     named = {kind.name.lower().replace("_", " "): int(kinds[kind]) for kind in RowKind}
     notes = tuple(str(note) for note in getattr(dump, "notes", ()))
-    return DumpSummary(dump.path, dump.manifest, _ranks(infos), _keys(infos), named, requests, notes)
+    return DumpSummary(dump.path, dump.manifest, _ranks(infos, counts), _keys(infos, counts), named, requests, notes)
 
 
 def stored_bytes(spec: TensorSpec) -> int:
@@ -142,10 +153,26 @@ def stored_bytes(spec: TensorSpec) -> int:
     return spec.shape[0] * 16 if spec.fingerprint else math.prod(spec.shape) * DTYPES[spec.dtype].size
 
 
-def _ranks(infos: Sequence[PassInfo]) -> tuple[RankSummary, ...]:
+def _counts(dump: Dump, info: PassInfo) -> _Counts:
+    """The non-finite elements of each key of a pass that was counted."""
+    counted = {key for key, spec in info.tensors.items() if spec.counted}
+    if not counted:
+        return {}
+    loaded = dump.load(info, counted).items()
+    return {key: t.nonfinite.sum(axis=0, dtype=np.int64).tolist() for key, t in loaded if t.nonfinite is not None}
+
+
+def _size(spec: TensorSpec, counts: _Counts) -> int:
+    """Bytes that are stored of a tensor, counts of non-finite elements included: there are none unless one is over 0."""
+    return stored_bytes(spec) + (spec.shape[0] * 4 * len(COUNTED) if any(counts.get(spec.key, ())) else 0)
+
+
+def _ranks(infos: Sequence[PassInfo], counts: Sequence[_Counts]) -> tuple[RankSummary, ...]:
     ranks: dict[int, list[PassInfo]] = collections.defaultdict(list)
-    for info in infos:
+    sizes: collections.Counter[int] = collections.Counter()
+    for info, counted in zip(infos, counts, strict=True):
         ranks[info.rank].append(info)
+        sizes[info.rank] += sum(_size(spec, counted) for spec in info.tensors.values())
     return tuple(
         RankSummary(
             rank,
@@ -153,27 +180,33 @@ def _ranks(infos: Sequence[PassInfo]) -> tuple[RankSummary, ...]:
             sum(info.rows for info in passes),
             dict(passes[0].coords),
             ", ".join(dict.fromkeys(f"{info.stage[0]} to {info.stage[1] - 1}" for info in passes if info.stage)),
-            sum(stored_bytes(spec) for info in passes for spec in info.tensors.values()),
+            sizes[rank],
         )
         for rank, passes in sorted(ranks.items())
     )
 
 
-def _keys(infos: Sequence[PassInfo]) -> tuple[KeySummary, ...]:
-    found: dict[tuple[Any, ...], list[int]] = collections.defaultdict(lambda: [0, 0])
-    for info in infos:
+def _keys(infos: Sequence[PassInfo], counts: Sequence[_Counts]) -> tuple[KeySummary, ...]:
+    found: dict[tuple[Any, ...], NDArray[np.int64]] = collections.defaultdict(lambda: np.zeros(4, np.int64))
+    for info, counted in zip(infos, counts, strict=True):
         for spec in info.tensors.values():
-            tally = found[spec.key, spec.dtype, math.prod(spec.shape[1:]), spec.site, spec.axis, spec.fingerprint]
-            tally[0] += 1
-            tally[1] += stored_bytes(spec)
+            form: tuple[Any, ...] = (spec.key, spec.dtype, spec.width, spec.site, spec.axis, spec.fingerprint, spec.counted)
+            found[form] += (1, _size(spec, counted), *counted.get(spec.key, (0, 0)))
     order = {key: at for at, key in enumerate(in_order({key for key, *_ in found}))}
-    return tuple(
-        KeySummary(*form, *tally) for form, tally in sorted(found.items(), key=lambda item: (order[item[0][0]], item[0]))
-    )
+    summaries = []
+    for form, tally in sorted(found.items(), key=lambda item: (order[item[0][0]], item[0])):
+        *figures, never, negative = tally.tolist()
+        summaries.append(KeySummary(*form[:-1], *figures, *([(never, negative)] if form[-1] else [])))
+    return tuple(summaries)
 
 
 def _form(key: KeySummary) -> str:
-    return "fingerprints" if key.fingerprint else "tensor"
+    if not key.fingerprint:
+        return "tensor"
+    if key.nonfinite is None:
+        return "fingerprints"
+    said = [f"{count:,} {name}" for count, name in zip(key.nonfinite, COUNTED, strict=True) if count]
+    return f"fingerprints, {' and '.join(said) or 'all finite'}"
 
 
 def _table(name: str, values: Mapping[str, str | int]) -> list[str]:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,8 +21,9 @@ from specalign.dump.files import BLOCK, TEMPORARY, reading
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.folders import END, LOCK, pass_name, pass_number, rank_name, rank_number, read_end
 from specalign.dump.header import Layouts, PassHeader, read_pass_header
-from specalign.dump.keys import FINGERPRINT, parse_key
+from specalign.dump.keys import FINGERPRINT, NONFINITE, parse_key
 from specalign.dump.manifest import MANIFEST, Manifest, read_manifest
+from specalign.dump.nonfinite import COUNTED, count_nonfinite
 from specalign.dump.passes import TensorSpec
 from specalign.dump.problems import DumpProblem, Severity, ValidationReport
 from specalign.dump.reader import COLUMNS, missing_below
@@ -36,8 +37,8 @@ Progress = Callable[[int, int], None]
 def validate(folder: str | os.PathLike[str], *, progress: Progress = lambda done, total: None) -> ValidationReport:
     """Read every file of a dump and tell all that is wrong with it.
 
-    What is not looked at: whether values are finite, which is the comparer's business, and the times of files, since clocks
-    differ; only numbers count.
+    What is not looked at: whether values are finite, which is the comparer's business (counts of them that are wrong are an
+    error), and the times of files, since clocks differ; only numbers count.
 
     Args:
         folder: of a dump of our own format.
@@ -221,29 +222,54 @@ class _Validation:
     def _check_data(self, path: Path, header: PassHeader, handle: BinaryIO) -> None:
         index: dict[str, NDArray[Any]] = {}
         stored: dict[str, NDArray[Any]] = {}
-        made: dict[str, NDArray[Any]] = {}
+        made: dict[str, tuple[NDArray[Any], NDArray[np.uint32]]] = {}
         known = len(self.problems)
         for name in header.layout.stored:
-            twin = FINGERPRINT + name
             blocks = self._checked_blocks(path, header, name, handle)
-            if twin in header.layout.stored:
-                made[twin] = _fingerprints(blocks, header, self._manifest, name, path)
+            if FINGERPRINT + name in header.layout.stored:
+                made[name] = _fingerprints(blocks, header, self._manifest, name, path)
             elif name in COLUMNS:
                 index[name] = np.frombuffer(b"".join(blocks), COLUMNS[name])
             elif name.startswith(FINGERPRINT):
                 stored[name] = np.frombuffer(b"".join(blocks), "<u8").reshape(-1, 2)
+            elif name.startswith(NONFINITE):
+                stored[name] = np.frombuffer(b"".join(blocks), "<u4").reshape(-1, 2)
             else:
                 collections.deque(blocks, maxlen=0)
         if len(self.problems) > known:
             return  # what follows from damaged data need not be told too
-        for name, prints in made.items():
-            wrong = (prints != stored[name]).any(axis=1)
-            if wrong.any():
-                what = f"{name} is not that of the tensor itself in {wrong.sum()} rows, the first is {wrong.argmax()}"
-                self.report("fingerprint", path, what, "record again; the program that wrote it is wrong")
+        for key, (prints, counts) in made.items():
+            self._check_rows_of("fingerprint", path, FINGERPRINT + key, stored[FINGERPRINT + key], prints)
+            if "counted" in header.layout.said[FINGERPRINT + key]:
+                self._check_rows_of(
+                    "nonfinite", path, NONFINITE + key, stored.get(NONFINITE + key, np.zeros_like(counts)), counts
+                )
+        self._check_counts(path, header, stored)
         with self.reporting("rows", path, "record again; the program that wrote it is wrong"):
             tokens, positions, requests, kinds = (index[name] for name in COLUMNS)
             make_rows(tokens, positions, requests, kinds, header.requests, where=shown(path))
+
+    def _check_rows_of(self, code: str, path: Path, name: str, stored: NDArray[Any], made: NDArray[Any]) -> None:
+        wrong = (made != stored).any(axis=1)
+        if wrong.any():
+            what = f"{name} is not that of the tensor itself in {wrong.sum()} rows, the first is {wrong.argmax()}"
+            self.report(code, path, what, "record again; the program that wrote it is wrong")
+
+    def _check_counts(self, path: Path, header: PassHeader, stored: Mapping[str, NDArray[Any]]) -> None:
+        """Counts that no row of the tensor's width and type can have."""
+        for name, counts in stored.items():
+            if not name.startswith(NONFINITE):
+                continue
+            spec = header.layout.tensors[name.removeprefix(NONFINITE)]
+            wrong = counts.sum(axis=1, dtype=np.uint64) > spec.width
+            if DTYPES[spec.dtype].specials != "ieee":  # it has no infinity
+                wrong |= counts[:, 1] > 0
+            if wrong.any():
+                what = (
+                    f"{name} says {counts[wrong.argmax()].tolist()} ({', '.join(COUNTED)}) of row {wrong.argmax()}, and a row of"
+                )
+                what += f" {spec.key} has {spec.width} elements of {spec.dtype}"
+                self.report("nonfinite", path, what, "record again; the program that wrote it is wrong")
 
     def _checked_blocks(self, path: Path, header: PassHeader, name: str, handle: BinaryIO) -> Iterator[bytes]:
         """The data of a tensor, whole rows at a time; reports at the end if it is not what was written."""
@@ -261,10 +287,17 @@ class _Validation:
             self.report("data", path, f"{name} does not have its checksum: the data was damaged", "copy the file again")
 
 
-def _fingerprints(blocks: Iterator[bytes], header: PassHeader, manifest: Manifest, name: str, path: Path) -> NDArray[np.uint64]:
-    """The fingerprints of a tensor's rows, while it is read."""
+def _fingerprints(
+    blocks: Iterator[bytes], header: PassHeader, manifest: Manifest, name: str, path: Path
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """The fingerprints of a tensor's rows, and their non-finite elements, while it is read."""
     spec = header.layout.tensors[name]
-    width, raw = math.prod(spec.shape[1:]), DTYPES[spec.dtype].raw
+    width, dtype = math.prod(spec.shape[1:]), DTYPES[spec.dtype]
     begin = first_byte(spec, header.coords, manifest.layout, shown(path))
-    parts = [fingerprint_rows(np.frombuffer(block, raw).reshape(-1, width), first_byte=begin) for block in blocks]
-    return np.concatenate([np.zeros((spec.shape[0] if not width else 0, 2), np.uint64), *parts])
+    empty = spec.shape[0] if not width else 0
+    prints, counts = [np.zeros((empty, 2), np.uint64)], [np.zeros((empty, len(COUNTED)), np.uint32)]
+    for block in blocks:
+        rows = np.frombuffer(block, dtype.raw).reshape(-1, width)
+        prints.append(fingerprint_rows(rows, first_byte=begin))
+        counts.append(count_nonfinite(rows, dtype))
+    return np.concatenate(prints), np.concatenate(counts)

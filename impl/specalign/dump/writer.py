@@ -20,8 +20,9 @@ from specalign.dump.fields import check_coords, check_key, check_marks, check_pl
 from specalign.dump.files import TEMPORARY, Source, reading, sync_folder, write_json, write_tensors, writing
 from specalign.dump.folders import END, EndMark, pass_name, pass_number, rank_name, read_end, take_lock, write_end
 from specalign.dump.header import Layouts, build_document, read_pass_header, seal, stored_name
-from specalign.dump.keys import POSITIONS, REQUESTS, ROW_KIND, TOKENS
+from specalign.dump.keys import NONFINITE, POSITIONS, REQUESTS, ROW_KIND, TOKENS
 from specalign.dump.manifest import MANIFEST, Manifest, read_manifest
+from specalign.dump.nonfinite import COUNTED, has_nonfinite
 from specalign.dump.passes import RawTensor
 from specalign.dump.rows import Rows, make_rows
 from specalign.layer_ids.files import is_unicode, list_names, quoted, shown
@@ -180,8 +181,10 @@ class DumpWriter:
         for tensor in tensors:
             _check_tensor(tensor, len(rows), self._layout, shown(path))
             names.add(stored_name(tensor.spec))
-            spec = tensor.spec
+            spec, counts = tensor.spec, tensor.nonfinite
             sources.append(Source(stored_name(spec), "U64" if spec.fingerprint else spec.dtype, tensor.data))
+            if counts is not None and counts.any():
+                sources.append(Source(NONFINITE + spec.key, "U32", counts))
         if len(names) != len(tensors):
             twice = sorted(
                 stored_name(t.spec) for t in tensors if sum(stored_name(o.spec) == stored_name(t.spec) for o in tensors) > 1
@@ -264,8 +267,21 @@ def _check_tensor(tensor: RawTensor, rows: int, layout: Mapping[str, int], where
             f"{where}: {spec.key} is {data.dtype}{list(data.shape)}, and its raw bits are {raw}{list(shape)}; pass a view of"
             " the bits"
         )
+    _check_counts(tensor, where)
     check_rows(spec, rows, where)
     if spec.axis == "tokens@sp" and spec.shape[0] * layout.get("tp", 1) != rows:
         raise DumpError(
             f"{where}: {spec.key} has {spec.shape[0]} rows on each of {layout.get('tp', 1)} ranks, and the pass has {rows}"
         )
+
+
+def _check_counts(tensor: RawTensor, where: str) -> None:
+    spec, counts = tensor.spec, tensor.nonfinite
+    if spec.counted != (counts is not None) or (spec.counted and not (spec.fingerprint and has_nonfinite(DTYPES[spec.dtype]))):
+        raise DumpError(
+            f"{where}: {spec.key} is counted={spec.counted} and comes {'without' if counts is None else 'with'} counts; counts of"
+            " non-finite elements belong to fingerprints of floats that say counted"
+        )
+    shape = (spec.shape[0], len(COUNTED))
+    if counts is not None and (counts.dtype != np.dtype("<u4") or counts.shape != shape):
+        raise DumpError(f"{where}: the counts of {spec.key} are {counts.dtype}{list(counts.shape)}, not uint32{list(shape)}")

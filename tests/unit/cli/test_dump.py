@@ -54,6 +54,21 @@ def test_inspect_tells_what_is_there(run: Run, dump: Path) -> None:
     assert "requests: 2, of 1 to 4 tokens (median 2.5)" in lines
 
 
+def test_inspect_tells_what_is_not_finite(run: Run, tmp_path: Path) -> None:
+    rows, dirty = prefill({"a": [1, 2, 3]}), bits(3)
+    dirty[1, :5] = dirty[2, 0] = 0xFF80
+    dirty[2, 7] = 0x7FC0
+    made = [tensor(key, data, fingerprint=True, counted=True) for key, data in (("boundary.0", bits(3)), ("logits", dirty))]
+    write_dump(tmp_path / "made", [(rows, [*made, tensor("post_norm", bits(3), fingerprint=True)])] * 2)
+    lines = [" ".join(line.split()) for line in run("dump", "inspect", tmp_path / "made").out.splitlines()]
+    assert "boundary.0 BF16 8 - - fingerprints, all finite 2 96" in lines
+    assert "post_norm BF16 8 - - fingerprints 2 96" in lines
+    assert "logits BF16 8 - - fingerprints, 2 NaN and +inf and 12 -inf 2 144" in lines
+    assert "0 - - 2 6 336" in lines
+    keys = run("dump", "inspect", tmp_path / "made", "--json").json()["keys"]
+    assert {key["key"]: key["nonfinite"] for key in keys} == {"boundary.0": [0, 0], "post_norm": None, "logits": [2, 12]}
+
+
 def test_inspect_as_json(run: Run, dump: Path) -> None:
     plain = run("dump", "inspect", dump, "--json").json()
     assert plain["schema"] == "specalign.dump.inspect/1"

@@ -13,6 +13,7 @@ from specalign.dump.dtypes import DTYPES
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import RowKind
 from specalign.dump.manifest import Manifest
+from specalign.dump.nonfinite import count_nonfinite
 from specalign.dump.passes import RawTensor, TensorSpec
 from specalign.dump.rows import NO_REQUEST, Rows, make_rows
 from specalign.dump.writer import DumpWriter
@@ -88,10 +89,13 @@ def tensor(
     site: str = "",
     axis: str = "",
     fingerprint: bool = False,
+    counted: bool = False,
 ) -> RawTensor:
-    """A tensor of raw bits, or the fingerprints of its rows."""
-    spec = TensorSpec(key, dtype, tuple(data.shape), site, axis, fingerprint)
-    return RawTensor(spec, fingerprint_rows(data) if fingerprint else data)
+    """A tensor of raw bits, or the fingerprints of its rows, with counts of their non-finite elements or without."""
+    spec = TensorSpec(key, dtype, tuple(data.shape), site, axis, fingerprint, counted)
+    return RawTensor(
+        spec, fingerprint_rows(data) if fingerprint else data, count_nonfinite(data, DTYPES[dtype]) if counted else None
+    )
 
 
 def boundaries(rows: int, numbers: Sequence[int] = (0, 1, 2), *, seed: int = 0, **fields: Any) -> list[RawTensor]:

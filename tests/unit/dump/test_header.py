@@ -26,13 +26,15 @@ NAMES = ("boundary.0", "boundary.17", "post_norm", "logits", "module.layers.3.ml
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A pass with a tensor, fingerprints, and one of both."""
-    data = bits(3)
+    """A pass with a tensor, fingerprints, one of both, and fingerprints with counts."""
+    data, masked = bits(3), bits(3)
+    masked[1] = 0xFF80
     tensors = [
         tensor("boundary.1", data, site="pre-block"),
         tensor("boundary.2", data, site="post-block", fingerprint=True),
         tensor("post_norm", data),
         tensor("post_norm", data, fingerprint=True),
+        tensor("logits", masked, fingerprint=True, counted=True),
     ]
     rows = prefill({"a": [1, 2], "b": [3]})
     write_dump(
@@ -50,9 +52,11 @@ def test_what_is_written_is_what_is_read(made: Path) -> None:
         "boundary.1": TensorSpec("boundary.1", "BF16", (3, 8), "pre-block"),
         "boundary.2": TensorSpec("boundary.2", "BF16", (3, 8), "post-block", fingerprint=True),
         "post_norm": TensorSpec("post_norm", "BF16", (3, 8)),
+        "logits": TensorSpec("logits", "BF16", (3, 8), fingerprint=True, counted=True),
     }
     assert header.layout.stored.keys() == {
-        *INDEX_DTYPES, "boundary.1", "fingerprint.boundary.2", "post_norm", "fingerprint.post_norm"
+        *INDEX_DTYPES, "boundary.1", "fingerprint.boundary.2", "post_norm", "fingerprint.post_norm",
+        "fingerprint.logits", "nonfinite.logits",
     }  # fmt: skip
     for name in header.layout.stored:
         begin, end = header.span(name)
@@ -160,6 +164,10 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "fingerprints of too many axes": (set_to("tensors", "fingerprint.boundary.2", "shape", value=[3] + [1] * 16), "16 axes"),
     "fingerprints of a row beyond all memory": (set_to("tensors", "fingerprint.boundary.2", "shape", value=[3, 2**62, 0]), "2^59"),
     "fingerprints of a negative size": (set_to("tensors", "fingerprint.boundary.2", "shape", value=[3, -8]), "shape"),
+    "counted that is no yes": (set_to("tensors", "fingerprint.boundary.2", "counted", value=False), "counted"),
+    "counted that is a number": (set_to("tensors", "fingerprint.boundary.2", "counted", value=1), "counted"),
+    "a whole tensor that was counted": (set_to("tensors", "boundary.1", "counted", value=True), "boundary.1"),
+    "integers that were counted": (lambda d: d["tensors"]["fingerprint.boundary.2"].update(dtype="I16", counted=True), "floats"),
     "both of one key, of two types": (set_to("tensors", "fingerprint.post_norm", "dtype", value="F16"), "post_norm"),
     "crc32 is too short": (lambda d: d.update(crc32=d["crc32"][8:]), "crc32"),
     "crc32 is no hexadecimal": (lambda d: d.update(crc32="x" + d["crc32"][1:]), "crc32"),
@@ -207,6 +215,10 @@ ENTRIES: dict[str, tuple[Callable[[dict[str, Any], bytes], tuple[dict[str, Any],
     "another number of rows": (_retype("boundary.1", "BF16", [6, 4]), "boundary.1 has 6 rows"),
     "fingerprints of another type": (_retype("fingerprint.post_norm", "I64", [3, 2]), "fingerprint.post_norm"),
     "fingerprints of three lanes": (_retype("fingerprint.post_norm", "U64", [2, 3]), "fingerprint.post_norm"),
+    "counts of what was not counted": (_rename("fingerprint.logits", "nonfinite.boundary.2"), "fingerprint.logits"),
+    "counts of no fingerprints": (_rename("nonfinite.logits", "nonfinite.post_norm"), "nonfinite.post_norm"),
+    "counts of another type": (_retype("nonfinite.logits", "I32", [3, 2]), "nonfinite.logits"),
+    "counts of another shape": (_retype("nonfinite.logits", "U32", [2, 3]), "nonfinite.logits"),
     "another metadata key": (lambda h, d: ({**h, "__metadata__": {**h["__metadata__"], "format": "pt"}}, d), "format"),
     "a tensor of too many axes": (_retype("boundary.1", "BF16", [3, 8] + [1] * 15), "16 axes"),
     "a hole": (lambda h, d: (h | {"row_kind": h["row_kind"] | {"data_offsets": [o + 1 for o in h["row_kind"]["data_offsets"]]}}, d + b"0"), "hole"),

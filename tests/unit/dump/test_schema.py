@@ -29,6 +29,7 @@ BEYOND_A_SCHEMA = {
     "fingerprints of other rows",
     "fingerprints of a row beyond all memory",
     "both of one key, of two types",
+    "integers that were counted",
     "crc32 is too short",
 }
 """What only a look at the whole file can tell."""
@@ -40,7 +41,7 @@ def documents(tmp_path: Path) -> list[dict[str, Any]]:
         *boundaries(3, [1], site="pre-block", axis="partial@tp"),
         tensor("boundary.2", bits(3), fingerprint=True),
         tensor("post_norm", bits(3)),
-        tensor("post_norm", bits(3), fingerprint=True),
+        tensor("post_norm", bits(3), fingerprint=True, counted=True),
     ]
     world = manifest(layout={"tp": 2}, world=2)
     write_dump(tmp_path, [(prefill({"a": [1, 2, 3]}), made)], manifest=world, coords=[("tp", 0)], stage=(1, 2))

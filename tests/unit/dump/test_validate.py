@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -77,10 +78,9 @@ def rewrite(folder: Path, tensors: list[RawTensor], **where: Any) -> None:
             r,
             [
                 RawTensor(
-                    TensorSpec(
-                        t.spec.key, t.spec.dtype, (len(r), *t.spec.shape[1:]), t.spec.site, t.spec.axis, t.spec.fingerprint
-                    ),
+                    dataclasses.replace(t.spec, shape=(len(r), *t.spec.shape[1:])),
                     t.data[: len(r)],
+                    None if t.nonfinite is None else t.nonfinite[: len(r)],
                 )
                 for t in tensors
             ],
@@ -93,6 +93,15 @@ def rewrite(folder: Path, tensors: list[RawTensor], **where: Any) -> None:
 def both_forms(data: np.ndarray[Any, Any], prints: np.ndarray[Any, Any], axis: str = "") -> list[RawTensor]:
     spec = TensorSpec("boundary.1", "BF16", data.shape, axis=axis)
     return [RawTensor(spec, data), RawTensor(TensorSpec(spec.key, spec.dtype, spec.shape, axis=axis, fingerprint=True), prints)]
+
+
+def counted_forms(counts: list[list[int]], dtype: str = "BF16") -> list[RawTensor]:
+    """Both forms of a tensor with one NaN in row 0 and -inf in row 2, and counts of whatever; the second is the fingerprints."""
+    data = bits(5, dtype=dtype)
+    if dtype == "BF16":
+        data[0, 3], data[2, 1] = 0x7FC0, 0xFF80
+    made = tensor("boundary.1", data, dtype=dtype, fingerprint=True, counted=True)
+    return [tensor("boundary.1", data, dtype=dtype), dataclasses.replace(made, nonfinite=np.array(counts, np.uint32))]
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
@@ -133,6 +142,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda d: rewrite(d, both_forms(bits(5, 4), fingerprint_rows(bits(5, 4)), "hidden@tp")),
         ["fingerprint"] * 3,
     ),
+    "a NaN that was not counted": (lambda d: rewrite(d, counted_forms([[0, 0]] * 5)), ["nonfinite"] * 3),
+    "a NaN that is none": (lambda d: rewrite(d, counted_forms([[1, 0], [0, 1], [0, 1], [0, 0], [0, 0]])), ["nonfinite"] * 3),
+    "more NaN than elements": (lambda d: rewrite(d, counted_forms([[9, 0]] * 5)[1:]), ["nonfinite"] * 3),
+    "an infinity of a type that has none": (lambda d: rewrite(d, counted_forms([[0, 1]] * 5, "F8_E4M3")[1:]), ["nonfinite"] * 3),
     "a temporary file": (lambda d: (d / "rank00000/.pass00003.safetensors.0123456789abcdef.tmp").write_text(""), ["leftover"]),
     "a temporary manifest": (lambda d: (d / ".manifest.json.0123456789abcdef.tmp").write_text(""), ["leftover"]),
     "a note": (lambda d: (d / "README").write_text(""), ["foreign"]),
@@ -162,6 +175,15 @@ def test_shards_and_both_forms_are_fine_where_they_are_right(tmp_path: Path) -> 
     shard = bits(5, 4)
     rewrite(pair(tmp_path), both_forms(shard, fingerprint_rows(shard, first_byte=8), "hidden@tp"))
     assert codes(validate(tmp_path)) == []
+
+
+def test_counts_are_fine_where_they_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("specalign.dump.validate")
+    for block in (1, 33, 10**6):
+        monkeypatch.setattr(module, "BLOCK", block)
+        folder = tmp_path / str(block)
+        rewrite(pair(folder), counted_forms([[1, 0], [0, 0], [0, 1], [0, 0], [0, 0]]))
+        assert codes(validate(folder)) == []
 
 
 def test_fingerprints_are_checked_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ from tests.unit.dump.made import bits, manifest, prefill, tensor
 
 ROWS = prefill({"a": [1, 2, 3]})
 GOOD = tensor("boundary.1", bits(3))
+PRINTS = tensor("boundary.1", bits(3), fingerprint=True)
+COUNTED = dataclasses.replace(PRINTS.spec, counted=True)
+NONE = np.zeros((3, 2), "<u4")
 
 
 def changed(**fields: Any) -> RawTensor:
@@ -43,6 +46,12 @@ TENSORS: dict[str, tuple[list[RawTensor], str]] = {
     "a key twice": ([GOOD, GOOD], "boundary.1 comes twice"),
     "fingerprints that are none": ([changed(fingerprint=True)], "uint64"),
     "fingerprints of other rows": ([RawTensor(dataclasses.replace(GOOD.spec, fingerprint=True), np.zeros((2, 2), "<u8"))], "[3, 2]"),
+    "counts of a whole tensor": ([RawTensor(dataclasses.replace(GOOD.spec, counted=True), GOOD.data, NONE)], "counted=True"),
+    "counts that nobody announced": ([RawTensor(PRINTS.spec, PRINTS.data, NONE)], "counted=False"),
+    "counts that do not come": ([RawTensor(COUNTED, PRINTS.data)], "without counts"),
+    "counts of integers": ([RawTensor(dataclasses.replace(COUNTED, dtype="I16"), PRINTS.data, NONE)], "floats"),
+    "counts of other rows": ([RawTensor(COUNTED, PRINTS.data, NONE[:2])], "[2, 2]"),
+    "counts of another type": ([RawTensor(COUNTED, PRINTS.data, NONE.astype("<u8"))], "uint64"),
     "a share that is not the rank's": ([tensor("boundary.1", bits(1), axis="tokens@sp")], "1 rows"),
 }  # fmt: skip
 
