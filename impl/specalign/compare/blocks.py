@@ -14,11 +14,11 @@ from specalign.compare.modes import BITS, Mode
 from specalign.compare.pairing import Located
 from specalign.compare.result import Problem
 from specalign.compare.shelf import CACHE_BYTES, Shelf
-from specalign.compare.tally import Place, Tally
+from specalign.compare.tally import NO_CHANNEL, Place, Tally
 from specalign.dump.dtypes import DTYPES, DType
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import MAY_BE_INFINITE
-from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal
+from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal, illegal_counts
 from specalign.dump.passes import RawTensor
 
 GATHER_BYTES: Final = 2 * 1024 * 1024
@@ -72,12 +72,12 @@ class Worker:
             return False
         if self.right.has_bits(a, batch.right_forwards, batch.right_rows, key):
             # Nothing is copied then, and it is one value on both sides.
-            self._compare(tally, key, a, a, a.data, a.data, batch)
+            self._compare(tally, key, a, a, batch)
             return True
         b = self.right.gather(batch.right_forwards, batch.right_rows, key)
         if b is None or not self._comparable(a, b, key, batch):
             return False
-        self._compare(tally, key, a, b, a.data, b.data, batch)
+        self._compare(tally, key, a, b, batch)
         return True
 
     def _compare_block(self, tally: Tally, key: str, block: Located, left_is_outer: bool) -> None:
@@ -91,7 +91,7 @@ class Worker:
             step = len(block)
         for start in range(0, len(block), step):
             part = block.at(slice(start, start + step))
-            self._compare(tally, key, a, b, _rows_of(a, part.left_rows), _rows_of(b, part.right_rows), part)
+            self._compare(tally, key, _rows_of(a, part.left_rows), _rows_of(b, part.right_rows), part)
 
     def _comparable(self, a: RawTensor, b: RawTensor, key: str, block: Located) -> bool:
         if a.spec.dtype == b.spec.dtype and a.spec.width == b.spec.width:
@@ -116,13 +116,13 @@ class Worker:
         self.left.problems.setdefault((code, key), Problem(code, f"{key} is {what}", where, "these forwards and more", next))
         return False
 
-    def _compare(
-        self, tally: Tally, key: str, a: RawTensor, b: RawTensor, x: NDArray[Any], y: NDArray[Any], part: Located
-    ) -> None:
+    def _compare(self, tally: Tally, key: str, a: RawTensor, b: RawTensor, part: Located) -> None:
+        """Rows against rows: `a` and `b` have one row for each pair of `part`."""
         hashed = a.spec.fingerprint or b.spec.fingerprint
+        x, y = a.data, b.data
         if hashed:
-            self._look_for_nonfinite(tally, key, (("a", a, x), ("b", b, y)), part)
-            x, y = (data if t.spec.fingerprint else fingerprint_rows(data) for t, data in ((a, x), (b, y)))
+            self._look_for_nonfinite(tally, key, (("a", a), ("b", b)), part)
+            x, y = (t.data if t.spec.fingerprint else fingerprint_rows(t.data) for t in (a, b))
         dtype = DTYPES["U64"] if hashed else a.dtype
         # A tolerance is for numbers that are rounded: routes and tokens are equal or not.
         mode = self.settings.mode if dtype.is_float else BITS
@@ -130,17 +130,20 @@ class Worker:
         found = compare_rows(x, y, dtype, mode, allow_nonfinite=_allowed(key))
         self._count(tally, key, found, x, y, dtype, part)
 
-    def _look_for_nonfinite(
-        self, tally: Tally, key: str, sides: tuple[tuple[str, RawTensor, NDArray[Any]], ...], part: Located
-    ) -> None:
-        """Fingerprints do not tell infinities and NaN; the side that has values does."""
-        for name, tensor, data in sides:
-            if tensor.spec.fingerprint or not any_illegal(data, tensor.dtype, _allowed(key)):
-                continue
-            bad = illegal(data, tensor.dtype, _allowed(key))
-            tally.nonfinite_a += int(bad.sum()) if name == "a" else 0
-            tally.nonfinite_b += int(bad.sum()) if name == "b" else 0
-            _note_bad(tally, name, bad, part, self.positions[part.pairs.numbers])
+    def _look_for_nonfinite(self, tally: Tally, key: str, sides: tuple[tuple[str, RawTensor], ...], part: Located) -> None:
+        """Fingerprints do not tell infinities and NaN: the counts beside them do, and the side that has values."""
+        positions = self.positions[part.pairs.numbers]
+        for name, tensor in sides:
+            if tensor.spec.fingerprint:
+                found = _note_counts(tally, name, tensor, part, positions, _allowed(key))
+            elif any_illegal(tensor.data, tensor.dtype, _allowed(key)):
+                bad = illegal(tensor.data, tensor.dtype, _allowed(key))
+                found = int(bad.sum())
+                _note_bad(tally, name, bad, part, positions)
+            else:
+                found = 0
+            tally.nonfinite_a += found if name == "a" else 0
+            tally.nonfinite_b += found if name == "b" else 0
 
     def _count(
         self, tally: Tally, key: str, found: BlockResult, x: NDArray[Any], y: NDArray[Any], dtype: DType, part: Located
@@ -169,8 +172,9 @@ def _is_run(rows: NDArray[np.int32]) -> bool:
     return bool(rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all())
 
 
-def _rows_of(tensor: RawTensor, rows: NDArray[np.int32]) -> NDArray[Any]:
-    return tensor.data[rows[0] : rows[-1] + 1] if _is_run(rows) else tensor.data[rows]
+def _rows_of(tensor: RawTensor, rows: NDArray[np.int32]) -> RawTensor:
+    chosen: Any = slice(int(rows[0]), int(rows[-1]) + 1) if _is_run(rows) else rows
+    return RawTensor(tensor.spec, tensor.data[chosen], None if tensor.nonfinite is None else tensor.nonfinite[chosen])
 
 
 def _allowed(key: str) -> AllowNonfinite:
@@ -222,6 +226,20 @@ def _note_bad(tally: Tally, side: str, bad: NDArray[np.bool_], part: Located, po
         row = _lowest(np.flatnonzero(bad.any(axis=1)), part, positions)
         place = Place(int(positions[row]), int(part.pairs.numbers[row]), int(bad[row].argmax()))
         tally.first_nonfinite = min(filter(None, (tally.first_nonfinite, (place, side))))
+
+
+def _note_counts(
+    tally: Tally, side: str, tensor: RawTensor, part: Located, positions: NDArray[np.int32], allow: AllowNonfinite
+) -> int:
+    """The illegal elements that were counted beside fingerprints; 0 if they were not counted, which a note of the report says."""
+    if tensor.nonfinite is None or not tensor.nonfinite.any():
+        return 0
+    counts = illegal_counts(tensor.nonfinite, allow)
+    if counts.any():
+        row = _lowest(np.flatnonzero(counts), part, positions)
+        place = Place(int(positions[row]), int(part.pairs.numbers[row]), NO_CHANNEL)
+        tally.first_nonfinite = min(filter(None, (tally.first_nonfinite, (place, side))))
+    return int(counts.sum())
 
 
 def merge_tallies(parts: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:

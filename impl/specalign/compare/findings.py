@@ -12,7 +12,7 @@ from specalign.compare.coverage import Coverage, Expect, describe_rows, sequence
 from specalign.compare.declared import Declared
 from specalign.compare.groups import Group
 from specalign.compare.result import Cell, Divergence, KeyResult, Problem, RequestMatch, Side
-from specalign.compare.tally import Place, Tally
+from specalign.compare.tally import NO_CHANNEL, Place, Tally
 from specalign.compare.universe import NOBODY
 from specalign.dump.keys import in_order, parse_key
 
@@ -123,7 +123,8 @@ def _nonfinite(comparison: Comparison, key: str, tally: Tally) -> Problem:
             (comparison.universe.a, comparison.indexes[0]) if side == "a" else (comparison.universe.b, comparison.indexes[1])
         )
         name = index.request_ids[rows.requests[place.row]]
-        where = f"{key}, side {side}, request {name}, position {place.position}, channel {place.channel}"
+        column = "an unknown channel (fingerprints count)" if place.channel == NO_CHANNEL else f"channel {place.channel}"
+        where = f"{key}, side {side}, request {name}, position {place.position}, {column}"
     return Problem(
         "non-finite",
         f"{key} holds infinities or NaN",

@@ -174,7 +174,7 @@ class Loaded:
     def _check_copies(self, key: str, held: Sequence[tuple[PassInfo, RawTensor]]) -> None:
         (first, one), *others = held
         for info, other in others:
-            if one.spec.dtype != other.spec.dtype or not np.array_equal(one.data, other.data):
+            if one.spec.dtype != other.spec.dtype or not np.array_equal(one.data, other.data) or not _same_counts(one, other):
                 self._report("replica-differs", key, f"{first.where} and {info.where}", "the ranks hold copies of one tensor and"
                              " differ: find the rank that is wrong first, or record the axis they share")  # fmt: skip
 
@@ -202,24 +202,41 @@ def _flat(tensor: RawTensor) -> RawTensor:
     return tensor if data.ndim == 2 else RawTensor(tensor.spec, data.reshape(data.shape[0], math.prod(data.shape[1:])))
 
 
+def _same_counts(one: RawTensor, other: RawTensor) -> bool:
+    """Whether two copies agree on their non-finite elements, as far as both were counted."""
+    return one.nonfinite is None or other.nonfinite is None or np.array_equal(one.nonfinite, other.nonfinite)
+
+
 def _concatenate(parts: Sequence[RawTensor], axis: str) -> RawTensor:
     along = 1 if axis.startswith("hidden") else 0
-    return _like(parts[0], np.concatenate([part.data for part in parts], axis=along))
+    counts = _all_counts(parts)
+    return _like(
+        parts[0],
+        np.concatenate([part.data for part in parts], axis=along),
+        None if counts is None else np.concatenate(counts),
+    )
+
+
+def _all_counts(parts: Sequence[RawTensor]) -> list[NDArray[np.uint32]] | None:
+    """The non-finite elements of each part; None unless all were counted: those of the rest are not known."""
+    counts = [part.nonfinite for part in parts if part.nonfinite is not None]
+    return counts if len(counts) == len(parts) else None
 
 
 def _sum_up(parts: Sequence[RawTensor]) -> RawTensor:
-    """Fingerprints of shards add up: each counted its words from where it begins in the full row."""
+    """Fingerprints of shards add up, and so do counts: each counted its words from where it begins in the full row."""
     total = parts[0].data.copy()
     for part in parts[1:]:
         total += part.data
     width = sum(part.spec.shape[-1] for part in parts)
-    spec = dataclasses.replace(parts[0].spec, shape=(*parts[0].spec.shape[:-1], width))
-    return RawTensor(spec, total)
+    counts = _all_counts(parts)
+    spec = dataclasses.replace(parts[0].spec, shape=(*parts[0].spec.shape[:-1], width), counted=counts is not None)
+    return RawTensor(spec, total, None if counts is None else np.sum(counts, axis=0, dtype=np.uint32))
 
 
-def _like(tensor: RawTensor, data: NDArray[Any]) -> RawTensor:
+def _like(tensor: RawTensor, data: NDArray[Any], counts: NDArray[np.uint32] | None) -> RawTensor:
     shape = tensor.spec.shape if tensor.spec.fingerprint else tuple(data.shape)
-    return RawTensor(dataclasses.replace(tensor.spec, shape=shape), data)
+    return RawTensor(dataclasses.replace(tensor.spec, shape=shape, counted=counts is not None), data, counts)
 
 
 def key_sets(forwards: Iterable[Forward]) -> list[frozenset[str]]:

@@ -26,7 +26,9 @@ from specalign.compare.result import CompareReport, KeyResult, Problem
 from specalign.compare.running import Compared, Progress, run
 from specalign.compare.selection import EVERYTHING, Selection
 from specalign.compare.tally import Tally
-from specalign.dump.passes import Dump
+from specalign.dump.dtypes import DTYPES
+from specalign.dump.nonfinite import has_nonfinite
+from specalign.dump.passes import Dump, TensorSpec
 
 
 def compare_dumps(
@@ -114,17 +116,22 @@ def _note_wrong(comparison: Comparison, tallies: dict[str, Tally]) -> None:
 
 
 def _blind(keys: Sequence[KeyResult], comparison: Comparison) -> list[str]:
-    """What was compared by fingerprints on both sides, which tell nothing of infinities and NaN."""
-    stored = [
-        {key for f in side for info in f.infos for key, spec in info.tensors.items() if spec.fingerprint}
-        for side in comparison.forwards
-    ]
+    """What was compared by fingerprints on both sides that do not come with counts, and so tell nothing of infinities and NaN."""
+    stored = [{key for f in side for info in f.infos for key, spec in info.tensors.items() if _is_blind(spec)}
+              for side in comparison.forwards]  # fmt: skip
     blind = [key.key for key in keys if key.key in stored[0] & stored[1]]
     return (
-        [f"both sides hold only fingerprints of {sequence_of(blind)}: equal ones may hide equal infinities or NaN"]
+        [
+            f"both sides hold only fingerprints of {sequence_of(blind)}, without counts of non-finite elements: equal ones may"
+            " hide equal infinities or NaN"
+        ]
         if blind
         else []
     )
+
+
+def _is_blind(spec: TensorSpec) -> bool:
+    return spec.fingerprint and not spec.counted and has_nonfinite(DTYPES[spec.dtype])
 
 
 def _refuse_tolerance(comparison: Comparison, mode: Mode) -> None:

@@ -100,7 +100,7 @@ class KeyResult:
         elements_compared: `rows_compared * width`.
         max_ulp, max_abs: largest distance of any compared element, also of those within the tolerance.
         zero_signs: elements that are +0 on one side and −0 on the other.
-        nonfinite_a, nonfinite_b: infinities and NaN.
+        nonfinite_a, nonfinite_b: infinities and NaN; of fingerprints as they were counted, 0 if they were not.
         first: the mismatch at the lowest position, then at the lowest channel of its row; of several rows always the same.
         cells: along `CompareReport.position_edges`.
     """

@@ -14,6 +14,7 @@ from specalign.compare.bits import same_bits
 from specalign.compare.forwards import Forward, Loaded, load_forward
 from specalign.compare.result import Problem, Side
 from specalign.dump.dtypes import DTYPES
+from specalign.dump.nonfinite import COUNTED
 from specalign.dump.passes import Dump, RawTensor, TensorSpec
 
 CACHE_BYTES: Final = 24 * 1024 * 1024
@@ -50,16 +51,19 @@ class Shelf:
     def gather(self, forwards: NDArray[Any], rows: NDArray[Any], key: str) -> RawTensor | None:
         """Rows of several forwards below each other; None if these do not hold the same kind of tensor."""
         starts = [0, *(np.flatnonzero(np.diff(forwards)) + 1).tolist(), len(forwards)]
-        spec, data = None, None
+        spec, data, counts = None, None, None
         for start, end in itertools.pairwise(starts):
             tensor = self.tensor(int(forwards[start]), key, whole=True)
             if tensor is None or (spec is not None and _kind(tensor.spec) != _kind(spec)):
                 return None
             if spec is None or data is None:
                 spec, data = tensor.spec, np.empty((len(forwards), tensor.data.shape[1]), tensor.data.dtype)
+                counts = np.empty((len(forwards), len(COUNTED)), np.uint32) if spec.counted else None
             # "clip" lets numpy write into the slice itself; the rows come from an index of this very forward.
             np.take(tensor.data, rows[start:end], axis=0, out=data[start:end], mode="clip")
-        return None if spec is None or data is None else RawTensor(spec, data)
+            if counts is not None and tensor.nonfinite is not None:
+                counts[start:end] = tensor.nonfinite[rows[start:end]]
+        return None if spec is None or data is None else RawTensor(spec, data, counts)
 
     def has_bits(self, gathered: RawTensor, forwards: NDArray[Any], rows: NDArray[Any], key: str) -> bool:
         """Whether rows of several forwards have the bits that the other side gathered. False where that is not sure."""
@@ -99,8 +103,8 @@ class Shelf:
         return tensor
 
 
-def _kind(spec: TensorSpec) -> tuple[str, int, bool]:
-    return spec.dtype, spec.width, spec.fingerprint
+def _kind(spec: TensorSpec) -> tuple[str, int, bool, bool]:
+    return spec.dtype, spec.width, spec.fingerprint, spec.counted
 
 
 def _bytes(specs: Mapping[str, TensorSpec], keys: Collection[str]) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specalign.compare.bits import NAN_DISTANCE
+
+NO_CHANNEL: Final = 2**62
+"""The channel of a non-finite element that was counted and not located. Behind every other: a place that is known comes first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -17,7 +20,7 @@ class Place:
 
     Attributes:
         position, row: of the row, and its number.
-        channel: the column; lane of a fingerprint.
+        channel: the column; lane of a fingerprint; `NO_CHANNEL`.
         bits_a, bits_b, value_a, value_b, ulp: as in `Divergence`; `ulp` is −1 where it has no meaning.
         left, right: where it stands: index of the forward, and row within it, on either side.
     """

@@ -15,6 +15,7 @@ from specalign.dump.dtypes import DTYPES
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import RowKind
 from specalign.dump.manifest import Manifest
+from specalign.dump.nonfinite import count_nonfinite
 from specalign.dump.passes import Dump, PassInfo, RawTensor, TensorSpec
 from specalign.dump.rows import NO_REQUEST, Rows, make_rows
 
@@ -134,14 +135,16 @@ def _value(requests: Mapping[str, Sequence[int]], row: Row, key: str, width: int
     return made if edit is None else edit(key, row, made)
 
 
-def fingerprinted(dump: MemoryDump) -> MemoryDump:
-    """The same dump with fingerprints in place of its tensors."""
+def fingerprinted(dump: MemoryDump, *, counted: bool = True) -> MemoryDump:
+    """The same dump with fingerprints in place of its tensors; `counted=False` as older recorders wrote them."""
     passes = []
     for item in dump.passes:
-        tensors = {
-            key: RawTensor(dataclasses.replace(t.spec, fingerprint=True), fingerprint_rows(t.data))
-            for key, t in item.tensors.items()
-        }
+        tensors = {}
+        for key, t in item.tensors.items():
+            with_counts = counted and t.dtype.is_float
+            spec = dataclasses.replace(t.spec, fingerprint=True, counted=with_counts)
+            counts = count_nonfinite(t.data, t.dtype) if with_counts else None
+            tensors[key] = RawTensor(spec, fingerprint_rows(t.data), counts)
         passes.append(dataclasses.replace(item, tensors=tensors))
     return MemoryDump(passes, f"{dump.path}-fingerprints")
 
