@@ -14,6 +14,7 @@ from torch import Tensor
 from specalign.dump.dtypes import BY_TORCH_NAME, DTYPES
 from specalign.dump.fingerprint_torch import fingerprint_tensor
 from specalign.dump.header import stored_name
+from specalign.dump.nonfinite import has_nonfinite, unpack_counts
 from specalign.dump.passes import RawTensor, TensorSpec
 from specalign.dump.shards import first_byte
 from specalign.dump.writer import DumpWriter
@@ -78,7 +79,9 @@ class Sink:
         if self._mode != "full":
             flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
             begin = first_byte(whole, self._layout.coords, self._layout.sizes, "this recording")
-            self._add(dataclasses.replace(whole, fingerprint=True), fingerprint_tensor(flat, first_byte=begin))
+            counted = has_nonfinite(dtype)
+            spec = dataclasses.replace(whole, fingerprint=True, counted=counted)
+            self._add(spec, fingerprint_tensor(flat, first_byte=begin, count=counted))
 
     def commit(self, writer: DumpWriter, stage: tuple[int, int] | None, where: str) -> None:
         """The forward is over: write it."""
@@ -87,7 +90,7 @@ class Sink:
         def deliver(tensors: Mapping[str, Tensor]) -> None:
             columns = {name: tensors[name].numpy() for name in COLUMNS}
             rows = rows_of(columns, batch.request_ids, where, repeats=batch.repeats)
-            raw = [RawTensor(spec, raw_bits(tensors[name])) for name, spec in specs.items()]
+            raw = [_raw_tensor(spec, tensors[name]) for name, spec in specs.items()]
             writer.write_pass(rows, raw, stage=stage)
 
         self._opened.commit(deliver)
@@ -142,6 +145,12 @@ def _leading(shape: tuple[int, ...], batch: RowBatch, layout: Layout, split: int
     if len(shape) >= 3 and shape[:2] in ((1, rows // split), (rows // split, 1)):
         return 2
     return 1 if shape and shape[0] == rows // split else None
+
+
+def _raw_tensor(spec: TensorSpec, tensor: Tensor) -> RawTensor:
+    """What arrived on the host; fingerprints that were counted come with a third column."""
+    bits = raw_bits(tensor)
+    return RawTensor(spec, bits[:, :2], unpack_counts(bits[:, 2])) if spec.counted else RawTensor(spec, bits)
 
 
 def raw_bits(tensor: Tensor) -> NDArray[Any]:
