@@ -19,7 +19,7 @@ from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.nonfinite import count_nonfinite
 from specalign.dump.opening import open_dump
 from specalign.dump.passes import Dump, RawTensor
-from tests.unit.compare.dumps import MemoryDump, Pass, Row, decode, fingerprinted, prefill, run, tensor
+from tests.unit.compare.dumps import PADDING, MemoryDump, Pass, Row, decode, fingerprinted, prefill, run, tensor
 from tests.unit.dump.plain_fingerprints import SPECIAL_CODES, plain_counts
 
 REQUESTS = {"long": [1, 2, 3, 4, 5, 6], "short": [7, 8, 9]}
@@ -214,6 +214,25 @@ def test_through_files_and_processes(tmp_path: Path, jobs: int) -> None:
     good = compare_dumps(converted(tmp_path, put({}), "c"), converted(tmp_path, put({}), "d"), jobs=jobs)
     assert good.ok
     assert good.notes == ()
+
+
+def test_counts_follow_their_rows_through_padding_and_other_orders_of_rows() -> None:
+    """Small forwards are gathered row by row; side a is an old dump, so that what is named was counted on side b."""
+    bad = {("boundary.2", "short", 2): [NAN, NAN], ("boundary.2", "long", 4): [NAN]}
+    turned = (
+        [PADDING, *prefill("short", 2), *prefill("long", 3)],
+        [PADDING, PADDING, *decode(3, "long")],
+        [PADDING, *decode(2, "short"), PADDING, *decode(4, "long")],
+    )
+
+    def edit(key: str, row: Row, made: Any) -> Any:
+        codes = bad.get((key, str(row[0]), row[1]), [])
+        return np.concatenate([np.array(codes, made.dtype), made[len(codes) :]])
+
+    a, b = run(REQUESTS, *FORWARDS, edit=edit), run(REQUESTS, *turned, edit=edit)
+    (problem,) = compare_dumps(fingerprinted(a, counted=False), fingerprinted(b)).problems
+    assert problem.where == "boundary.2, side b, request short, position 2, an unknown channel (fingerprints count)"
+    assert problem.how_much == "0 elements on side a, 3 on side b"
 
 
 def test_the_reports_say_it() -> None:
