@@ -37,6 +37,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, bias = config.head_dim, config.attention_bias
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.groups = config.num_attention_heads // config.num_key_value_heads
         self.q_proj = nn.Linear(inputs, queries, bias=bias, **factory)
         self.k_proj = nn.Linear(inputs, keys, bias=bias, **factory)
         self.v_proj = nn.Linear(inputs, keys, bias=bias, **factory)
@@ -56,15 +57,28 @@ class Attention(nn.Module):
         Returns:
             [..., T, hidden_size], and keys and values of all S tokens.
         """
-        cos, sin = (part.unsqueeze(-3) for part in turn)
-        query = rotate(self._heads(self.q_proj(x)), cos, sin)
-        new = LayerKV(rotate(self._heads(self.k_proj(x)), cos, sin), self._heads(self.v_proj(x)))
+        query, keys, values = self.project(x, turn)
+        new = LayerKV(keys, values)
         kv = new if past is None else past.extended(new)
-        groups = query.shape[-3] // kv.keys.shape[-3]
-        keys, values = (part.repeat_interleave(groups, dim=-3) for part in (kv.keys, kv.values))
-        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen)
+        keys, values = (self.for_queries(part) for part in (kv.keys, kv.values))
+        return self.output(functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen)), kv
+
+    def project(
+        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [..., heads, T, head_dim], keys and values [..., key-value heads, T, head_dim] of x [..., T, inputs]."""
+        cos, sin = (part.unsqueeze(-3) for part in turn)
+        query, key = (rotate(self._heads(part), cos, sin) for part in (self.q_proj(x), self.k_proj(x)))
+        return query, key, self._heads(self.v_proj(x))
+
+    def for_queries(self, part: torch.Tensor) -> torch.Tensor:
+        """Keys or values [..., key-value heads, S, head_dim], repeated for the query heads that share them."""
+        return part.repeat_interleave(self.groups, dim=-3)
+
+    def output(self, mixed: torch.Tensor) -> torch.Tensor:
+        """[..., heads, T, head_dim] → [..., T, hidden_size]."""
         out: torch.Tensor = self.o_proj(mixed.transpose(-3, -2).flatten(-2))
-        return out, kv
+        return out
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(*x.shape[:-1], -1, self.head_dim).transpose(-3, -2)
@@ -113,12 +127,13 @@ class Eagle3Layer(nn.Module):
         past: LayerKV | None,
     ) -> tuple[torch.Tensor, LayerKV]:
         """`embeds` and `hidden` [..., T, hidden_size] → the residual stream after this layer, and its keys and values."""
-        taken, residual = self._taken(embeds, hidden)
+        taken, residual = self.inputs(embeds, hidden)
         attended, kv = self.self_attn(taken, turn, seen, past)
         hidden = residual + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden)), kv
 
-    def _taken(self, embeds: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def inputs(self, embeds: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention takes, and the residual that its result is added to."""
         if not self.first:
             return self.get_submodule(self.later_norm)(hidden), hidden
         normed = self.get_submodule("hidden_norm")(hidden)
