@@ -26,7 +26,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-compare conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
@@ -39,6 +39,7 @@ help:
 	@echo "make browser-test    the HTML report in a headless Chromium (found, or installed by apt-get)"
 	@echo "make wheel           build the wheel into dist/ and try it in a fresh virtual environment"
 	@echo "make bench-start     what the plugin and the command cost at start"
+	@echo "make bench-plugin    what the plugin costs a test, and what a GPU lease costs"
 	@echo "make bench-compare   how fast two dumps are compared, and in how much memory"
 	@echo "make gpu-test gpu-bench   on a machine with a GPU"
 	@echo "make clean           remove the virtual environment and everything that was built"
@@ -139,6 +140,9 @@ gpu-bench:
 	@for bench in $(GPU_BENCHES); do \
 		echo "== $$bench"; PYTHONPATH=impl:. $(GPU_PYTHON) benchmarks/$$bench.py $(GPU_BENCH_ARGS) || exit 1; \
 	done
+
+bench-plugin: $(RUN_STAMP)
+	$(BIN)/python benchmarks/plugin.py
 
 bench-compare: $(TEST_STAMP)
 	$(BIN)/python benchmarks/compare.py

@@ -122,7 +122,7 @@ def measure_plugin(folder: Path, runs: int) -> Cost:
     empty.mkdir()
     bare = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(empty), str(empty))
     nothing_collected = frozenset({5})
-    env = _environ() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = clean_environ() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return compare(
         "plugin", 50, Command(bare, nothing_collected), Command((*bare, "-p", "specalign"), nothing_collected), env, runs
     )
@@ -136,7 +136,7 @@ def measure_check(arguments: list[str], folder: Path, runs: int) -> Cost:
         arguments = [str(folder / "draft"), str(folder / "target")]
     bare = Command((sys.executable, "-c", "pass"), frozenset({0}))
     check = Command((sys.executable, "-m", "specalign.cli.main", "check", *arguments), frozenset({0, 1}))
-    return compare("check", 300, bare, check, _environ(), runs)
+    return compare("check", 300, bare, check, clean_environ(), runs)
 
 
 def compare(name: str, target_ms: float, floor: Command, command: Command, env: dict[str, str], runs: int) -> Cost:
@@ -179,7 +179,7 @@ def record(costs: list[Cost], about: dict[str, object]) -> None:
     print(f"written to {RESULT.relative_to(ROOT)}")
 
 
-def _environ() -> dict[str, str]:
+def clean_environ() -> dict[str, str]:
     """Ours without what would change the measure; the sources come first, so that a bare checkout can be measured."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SPECALIGN_"))}
     return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT / "impl"), str(ROOT)])}
