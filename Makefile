@@ -17,6 +17,8 @@ GPU_BENCHES ?= capture fingerprint record
 GPU_BENCH_ARGS ?= --record
 SGLANG_VERSIONS ?= 0.5.16 0.5.17 0.5.23
 FUZZ ?= tests/unit
+WORKFLOWS := .github/workflows/*.yml examples/github-actions/*.yml
+ACTIONS := .github/actions/*/action.yml
 WORKERS ?= auto
 
 BIN := $(VENV)/bin
@@ -95,8 +97,9 @@ imports: $(DEV_STAMP)
 	PYTHONPATH=impl:. $(BIN)/lint-imports
 
 workflows: $(DEV_STAMP)
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --no-progress .github/workflows
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions $(ACTIONS)
+	$(BIN)/zizmor --offline --no-progress $(WORKFLOWS) $(ACTIONS)
 
 faults: $(TEST_STAMP)
 	$(BIN)/python -m tests.faults.table

@@ -1,8 +1,8 @@
 """Reads gpu_stages.toml and runners.yml, and prints the jobs of gpu.yml as a matrix.
 
-    python3 gpu_stages.py --stages FILE --runners FILE [--only STAGE]
+    python3 gpu_stages.py --stages FILE --runners FILE [--only STAGE] [--unsharded]
 
-The last line of the output is `matrix=JSON`, for $GITHUB_OUTPUT. --only takes one stage, or `all`.
+It prints `matrix=JSON`, for $GITHUB_OUTPUT. --only takes one stage, or `all`; --unsharded makes one job of each stage.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def jobs(stages: list[Stage], runners: dict[str, list[str]]) -> list[dict[str, A
             "runner": json.dumps(runners[stage.runner]),
             "gpus": stage.gpus,
             "shard": f"{number}/{stage.shards}",
+            "artifact": f"gpu-{stage.name}-{number}-of-{stage.shards}",
             "tests": stage.tests,
             "select": stage.select,
             "timeout": stage.timeout,
@@ -112,9 +113,13 @@ def main() -> int:
     parser.add_argument("--stages", type=Path, required=True)
     parser.add_argument("--runners", type=Path, required=True)
     parser.add_argument("--only", default="all")
+    parser.add_argument("--unsharded", action="store_true")
     args = parser.parse_args()
     try:
-        rows = jobs(choose(read_stages(args.stages), args.only), read_runners(args.runners))
+        stages = choose(read_stages(args.stages), args.only)
+        if args.unsharded:
+            stages = [dataclasses.replace(stage, shards=1) for stage in stages]
+        rows = jobs(stages, read_runners(args.runners))
     except BadFileError as error:
         print(f"::error::{error}", file=sys.stderr)
         return 1
