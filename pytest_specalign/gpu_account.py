@@ -79,6 +79,7 @@ def _allocated() -> dict[int, int]:
         return {}
     gc.collect()
     _drop_workspaces(torch)
+    _drop_tables()
     torch.cuda.empty_cache()
     return {number: int(torch.cuda.memory_allocated(number)) for number in range(torch.cuda.device_count())}
 
@@ -88,6 +89,13 @@ def _drop_workspaces(torch: Any) -> None:
     drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if drop is not None:
         drop()
+
+
+def _drop_tables() -> None:
+    """The kernel of fingerprints keeps tables of multipliers on each GPU, for widths it saw: ours, and no test's leftover."""
+    kernels = sys.modules.get("specalign.dump.fingerprint_kernels")
+    if kernels is not None:
+        kernels.forget_tables()
 
 
 def _descendants() -> frozenset[int]:

@@ -153,6 +153,8 @@ def _leased(config: pytest.Config, mark: GpuMark, who: str, item: pytest.Item | 
         pytest.fail(f"{who}: {error}", pytrace=False)
     account = Account.open(pool, lease)
     yield lease
+    if isinstance(item, pytest.Function):
+        item.funcargs.clear()  # pytest keeps what the test's own fixtures returned until the very end; they are over
     try:
         left = account.close(memory=item is None or BROKE not in item.stash)
     finally:

@@ -28,6 +28,21 @@ def test_of_wider_scope(gpu_lease, model):
 def test_of_wider_scope_by_mark(model, cleaned):
     torch.state.bytes += 2**25
 
+class Tensor:
+    def __init__(self):
+        torch.state.bytes += 2**25
+
+    def __del__(self):
+        torch.state.bytes -= 2**25
+
+@pytest.fixture
+def returned():
+    return Tensor()
+
+@pytest.mark.gpu
+def test_with_what_a_fixture_returned(returned):
+    pass
+
 def test_fails(gpu_lease):
     torch.state.bytes += 2**25
     raise ValueError("its traceback keeps the tensors")
@@ -45,7 +60,7 @@ def test_memory_that_is_not_given_back_fails_the_test_by_name(
     pytester.makepyfile(LEAKS)
     workers = ("-n1",) if workers == ("-n2",) else workers
     result = run(*workers)
-    result.assert_outcomes(passed=4, failed=1, errors=1)
+    result.assert_outcomes(passed=5, failed=1, errors=1)
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_leak*",

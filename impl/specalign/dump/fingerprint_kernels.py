@@ -270,6 +270,11 @@ class _Tables:
                 part.record_stream(torch.cuda.current_stream(device))
         return table
 
+    def clear(self) -> None:
+        """Forget all; who still uses one keeps it."""
+        with self._lock:
+            self._kept.clear()
+
     def _computed(self, key: _Key) -> Table:
         table = _table(*key)
         if key[-1].type == "cuda":
@@ -278,3 +283,8 @@ class _Tables:
 
 
 _TABLES: Final = _Tables(_KEPT_TABLES)
+
+
+def forget_tables() -> None:
+    """Give the memory of the kept tables back, on every device; the next call computes its own again."""
+    _TABLES.clear()
