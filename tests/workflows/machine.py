@@ -73,9 +73,10 @@ def pytest_addoption(parser):
 
 @dataclasses.dataclass
 class Machine:
-    """`workspace` is the checkout, `temp` is $RUNNER_TEMP; both lie in one folder."""
+    """`workspace` is the checkout, `temp` is $RUNNER_TEMP with the run's own folder `name`; both lie in one folder."""
 
     folder: Path
+    name: str = "specalign-gpu"
     workspace: Path = dataclasses.field(init=False)
     temp: Path = dataclasses.field(init=False)
 
@@ -86,6 +87,7 @@ class Machine:
         (self.workspace / "conftest.py").write_text(CONFTEST)
         (self.workspace / "pytest.ini").write_text("[pytest]\n")
         self._tool("python", f'exec "{sys.executable}" "$@"')
+        self._tool("pytest", f'exec "{sys.executable}" -m pytest "$@"')
         self._tool("specalign", f'exec "{sys.executable}" -m specalign.cli.main "$@"')
         rows = "".join(f"{i}, {uuid}, 580.65.06, [N/A], 143771, 143162, 9.0, NVIDIA H200\n" for i, uuid in enumerate(UUIDS))
         self._write(self.folder / "bin" / "nvidia-smi", SMI.format(rows=rows))
@@ -100,10 +102,10 @@ class Machine:
 
     @property
     def out(self) -> Path:
-        return self.temp / "specalign-gpu" / "out"
+        return self.temp / self.name / "out"
 
     def _tool(self, name: str, line: str) -> None:
-        self._write(self.temp / "specalign-gpu" / "venv" / "bin" / name, f"#!/bin/sh\n{line}\n")
+        self._write(self.temp / self.name / "venv" / "bin" / name, f"#!/bin/sh\n{line}\n")
 
     @staticmethod
     def _write(file: Path, text: str) -> None:

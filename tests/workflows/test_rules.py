@@ -35,6 +35,12 @@ def _title(value: object) -> str:
     return value.title if isinstance(value, Step) else value.name if isinstance(value, Path) else str(value)
 
 
+@pytest.mark.parametrize("step", [step for step in STEPS if "PROGRAM" in step.data.get("env", {})], ids=_title)
+def test_a_program_in_a_workflow_is_python(step: Step) -> None:
+    assert "torch.cuda.device_count() ==" in step.data["env"]["PROGRAM"]
+    compile(step.data["env"]["PROGRAM"], step.title, "exec")
+
+
 def test_there_is_something_to_look_at() -> None:
     assert {file.name for file in WORKFLOWS} >= {"ci.yml", "gpu.yml", "_gpu-stage.yml", "refresh-goldens.yml", "release.yml"}
     assert len(ACTIONS) == 1
