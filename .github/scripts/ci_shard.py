@@ -45,9 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        read_shard(config.getoption("--ci-shard"))
+        _, count = read_shard(config.getoption("--ci-shard"))
     except ValueError as error:
         raise pytest.UsageError(f"--ci-shard: {error}") from error
+    if count > 1 and getattr(config.option, "splits", None) is None:
+        # As pytest-split calls it: by this name others, like the GPU policy, know that what does not run here runs elsewhere.
+        # Without its --group, pytest-split itself stays out.
+        config.option.splits = count
 
 
 @pytest.hookimpl(trylast=True)

@@ -94,6 +94,14 @@ def test_what_the_command_line_leaves_out_is_no_shards(project: pytest.Pytester)
     assert account["selected"] == account["collected"]
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_other_plugins_can_tell_that_this_is_a_part(project: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    project.makeconftest("import pytest\n@pytest.fixture\ndef parts(pytestconfig): return pytestconfig.getoption('splits', 1)\n")
+    for shard, parts in (("1/1", 1), ("1/2", 2), ("2/2", 2)):
+        project.makepyfile(test_parts="\n".join(f"def test_{n}(parts): assert parts == {parts}" for n in range(9)))
+        _shard(project, shard, "test_parts.py", *workers)
+
+
 def test_an_empty_shard_is_no_success(project: pytest.Pytester) -> None:
     ran = project.runpytest_subprocess("-p", "ci_shard", "--ci-shard=1/9", "-k", "test_one and skipped", *WITHOUT_XDIST)
     other = project.runpytest_subprocess("-p", "ci_shard", "--ci-shard=2/9", "-k", "test_one and skipped", *WITHOUT_XDIST)
