@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test here is a GPU test, for the leases, for the policy that requires them, and for who counts them."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("gpu") is None:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -185,7 +185,7 @@ def test_the_command_runs_under_its_lease(tmp_path: Path) -> None:
     assert ran.stdout == "1\n"
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.gpu(count=2)
 def test_two_gpus_are_two(tmp_path: Path) -> None:
     first, second = Pool(discover, LockFolder(tmp_path)), Pool(discover, LockFolder(tmp_path))
     a, b = first.lease(), second.lease()
