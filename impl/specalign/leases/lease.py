@@ -82,7 +82,7 @@ class Lease:
         """
         torch: Any = importlib.import_module("torch")
         numbers = torch_numbers(torch)
-        return tuple(torch.device("cuda", _number(device, numbers)) for device in self.devices)
+        return tuple(torch.device("cuda", torch_number(device, numbers)) for device in self.devices)
 
     def release(self) -> None:
         """Give the GPUs back; a second time does nothing."""
@@ -105,7 +105,12 @@ def torch_numbers(torch: Any) -> dict[str, int]:
     return {_bare(str(torch.cuda.get_device_properties(number).uuid)): number for number in range(torch.cuda.device_count())}
 
 
-def _number(device: Device, numbers: Mapping[str, int]) -> int:
+def torch_number(device: Device, numbers: Mapping[str, int]) -> int:
+    """torch's number of a GPU, out of `torch_numbers`.
+
+    Raises:
+        LeaseError: torch does not see it.
+    """
     if (number := numbers.get(_bare(device.uuid))) is not None:
         return number
     if device.is_mig and len(numbers) == 1:  # torch may give the UUID of the GPU for its part, and shows one part only

@@ -90,6 +90,26 @@ class Pool:
         with self._guard:
             return self._nested(request) if self._held else self._fresh(request, timeout)
 
+    def share(self, request: Request | None = None) -> Lease:
+        """GPUs of the lease that this process was started under, which it shares with the processes beside it: the ranks of a
+        torchrun agree among themselves who uses which, and would wait for each other if each took them for itself.
+
+        Args:
+            request: what is needed; one GPU of any kind by default.
+
+        Raises:
+            NoDeviceError: the lease has no such GPUs.
+            LeaseError: this process was started under none.
+        """
+        request = request or Request()
+        found = self.inventory
+        if self._inherited is None:
+            raise LeaseError(
+                f"asked for {request} to share with other ranks of the launch, which was started under no lease: start it under"
+                f" one (specalign lease --count {request.count} -- torchrun ...)"
+            )
+        return Lease(refuse_unfit(request, found)[: request.count], self._inherited, lambda shared: None)
+
     def _nested(self, request: Request) -> Lease:
         for lease, _ in self._held.values():
             fitting = [device for device in lease.devices if not request.why_unfit(device)]

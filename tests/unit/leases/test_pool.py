@@ -257,3 +257,21 @@ def test_children_and_their_children() -> None:
         assert child.pid in children(os.getpid())
         assert grandchild not in children(os.getpid())
         child.communicate()
+
+
+def test_processes_of_one_launch_share_the_lease_that_it_was_started_under(tmp_path: Path) -> None:
+    outer = pool(tmp_path, *TWO, gpu(2))
+    with outer.lease(Request(2)) as lease:
+        ranks = [pool(tmp_path, *TWO, gpu(2), environ=lease.changes) for _ in range(2)]
+        shared = [rank.share(Request(2)) for rank in ranks]
+        assert [one.devices for one in shared] == [lease.devices] * 2
+        assert [one.changes for one in shared] == [lease.changes] * 2
+        shared[0].release()
+        assert outer.held == (lease,)
+        with pytest.raises(NoDeviceError, match="asked for 3 GPUs: 2 of 2 GPUs here would do"):
+            ranks[0].share(Request(3))
+
+
+def test_there_is_nothing_to_share_without_such_a_lease(tmp_path: Path) -> None:
+    with pytest.raises(LeaseError, match=r"started under no lease: start it under one \(specalign lease --count 2 -- torchrun"):
+        pool(tmp_path, *TWO).share(Request(2))
