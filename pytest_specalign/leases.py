@@ -5,6 +5,7 @@ The library's room `specalign.leases` does the work; it is imported when the fir
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -146,7 +147,7 @@ def _leased(config: pytest.Config, mark: GpuMark, who: str, item: pytest.Item | 
     leases = importlib.import_module("specalign.leases")
     pool = get_pool(config)
     try:
-        lease = pool.lease(_request(leases, mark), _timeout(config))
+        lease = _take(pool, _request(leases, mark), _timeout(config))
     except leases.NoDeviceError as error:
         pytest.skip(f"{who}: {error}")
     except leases.LeaseError as error:
@@ -161,6 +162,18 @@ def _leased(config: pytest.Config, mark: GpuMark, who: str, item: pytest.Item | 
         lease.release()
     if left:
         pytest.fail("\n".join([f"{who} leaves something on its GPU:", *left]), pytrace=False)
+
+
+def _take(pool: Pool, request: Request, timeout: float) -> Lease:
+    """Several GPUs under an outer torchrun are one lease of all its processes here; else this process takes them for itself."""
+    launch = importlib.import_module("specalign.ranks.launch").Launch
+    try:
+        beside = launch.local_size(os.environ)
+    except ValueError as error:
+        raise importlib.import_module("specalign.leases").LeaseError(str(error)) from error
+    if request.count == 1 or beside == 1:
+        return pool.lease(request, timeout)
+    return pool.share(dataclasses.replace(request, count=min(request.count, beside)))
 
 
 def _request(leases: Any, mark: GpuMark) -> Request:

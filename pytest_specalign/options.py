@@ -100,6 +100,13 @@ def _seconds(raw: str, base: Path) -> float:
     return value
 
 
+def _more_seconds(raw: str, base: Path) -> float:
+    value = _seconds(raw, base)
+    if value == 0:
+        raise ValueError("give seconds, more than 0")
+    return value
+
+
 def _lock_pattern(raw: str, base: Path) -> str:
     if not ("{uuid}" in raw or "{index}" in raw) or "/" in raw:
         raise ValueError("give a file name with {uuid} or {index} in it, like gpu{index}.lock")
@@ -161,6 +168,7 @@ OPTIONS = (
     Option("lock_pattern", "Name of a GPU's lock file, with {uuid} or {index} in it ({uuid}.lock).", "NAME", _lock_pattern),
     Option("lease_timeout", "How long a test waits for its GPUs (600).", "SECONDS", _seconds),
     Option("session_gpus", "Lease so many GPUs for the whole session, before torch is imported.", "N", _positive_int),
+    Option("rank_timeout", "How long a function may take on the ranks of rank_group (300).", "SECONDS", _more_seconds),
     Option("workers", "With -n auto: one worker for each GPU.", "gpus", _one_of("gpus")),
 )
 
@@ -195,6 +203,8 @@ def get_option(config: pytest.Config, name: Literal["kind"]) -> Literal["eagle",
 def get_option(config: pytest.Config, name: Literal["engine", "ignore"]) -> tuple[str, ...]: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["pp_size", "session_gpus"]) -> int | None: ...
+@overload
+def get_option(config: pytest.Config, name: Literal["rank_timeout"]) -> float | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload

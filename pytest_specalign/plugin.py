@@ -14,6 +14,7 @@ from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401
 from pytest_specalign.determinism import deterministic  # noqa: E402, F401
 from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401
 from pytest_specalign.leases import device_alias, gpu_lease, module_gpu_lease, session_gpu_lease, specalign_device  # noqa: E402, F401
+from pytest_specalign.ranks import rank_group  # noqa: E402, F401
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

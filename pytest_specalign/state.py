@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pytest_specalign.bitwise import Observer
     from pytest_specalign.options import Setting
     from specalign.leases import Lease, Pool
+    from specalign.ranks import Meeting
 
 SETTINGS: pytest.StashKey[Mapping[str, Setting]] = pytest.StashKey()
 """The options that somebody set, by name: written once, by `options.settings`."""
@@ -26,6 +27,9 @@ SESSION_LEASE: pytest.StashKey[Lease] = pytest.StashKey()
 
 NO_SESSION_LEASE: pytest.StashKey[str] = pytest.StashKey()
 """Why a worker of xdist has none: each of its tests fails with this."""
+
+MEETING: pytest.StashKey[Meeting] = pytest.StashKey()
+"""Where this process meets the others of an outer launch of ranks."""
 
 BROKE: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: setup or the call raised, so a traceback keeps the frame and its tensors alive."""

@@ -50,6 +50,7 @@ EXAMPLES = {
     ),
     "lease_timeout": Example(["0"], "1.5", "60", (0.0, 1.5, 60.0), bad="-1"),
     "session_gpus": Example(["1"], "2", "4", (1, 2, 4), bad="0"),
+    "rank_timeout": Example(["5"], "0.5", "900", (5.0, 0.5, 900.0), bad="0"),
     "workers": Example(["gpus"], "gpus", "gpus", ("gpus", "gpus", "gpus"), bad="cpus"),
 }
 
