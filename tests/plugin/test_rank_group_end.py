@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,15 @@ def test_hang(rank_group):
 """
 
 
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """A check that fails in between does not wait for it."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_no_process_outlives_pytest(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
@@ -50,7 +62,7 @@ def test_no_process_outlives_pytest(
     scratch.mkdir()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(run.path), "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "pytest", "-p", "specalign", *WITHOUT_XDIST, "test_it.py"]
-    with subprocess.Popen(command, env=environ, stdout=-3, stderr=-3) as process:
+    with subprocess.Popen(command, env=environ, stdout=-3, stderr=-3) as process, ended(process):
         told = [int(pid) for line in line.read(2) for pid in line.split()]
         below = descendants(process.pid)
         watched = Watched(sorted({*told, *below}))
@@ -68,7 +80,7 @@ def test_no_rank_outlives_its_warden(run: Run, pytester: pytest.Pytester) -> Non
     pytester.makepyfile(test_it=PROGRAM.replace("LINE", repr(str(pytester.path / "line"))))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(run.path)}
     command = [sys.executable, "-m", "pytest", "-p", "specalign", *WITHOUT_XDIST, "test_it.py"]
-    with subprocess.Popen(command, env=environ, stdout=-1, text=True) as process:
+    with subprocess.Popen(command, env=environ, stdout=-1, text=True) as process, ended(process):
         told = [[int(pid) for pid in line.split()] for line in line.read(2)]
         ranks, daemons = Watched([rank for rank, _ in told]), [daemon for _, daemon in told]
         stat = Path(f"/proc/{told[0][0]}/stat").read_text()
