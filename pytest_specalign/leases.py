@@ -17,7 +17,7 @@ import pytest
 from pytest_specalign.gpu_account import Account
 from pytest_specalign.marks import GpuMark, read_mark
 from pytest_specalign.options import early_option, get_option, is_active
-from pytest_specalign.state import BROKE, NO_SESSION_LEASE, POOL, SESSION_LEASE
+from pytest_specalign.state import BROKE, MEMORY, NO_SESSION_LEASE, POOL, SESSION_LEASE
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,8 @@ def _leased(config: pytest.Config, mark: GpuMark, who: str, item: pytest.Item | 
         pytest.skip(f"{who}: {error}")
     except leases.LeaseError as error:
         pytest.fail(f"{who}: {error}", pytrace=False)
-    account = Account.open(pool, lease)
+    account = Account.open(pool, lease, config.stash.get(MEMORY, {}))
+    config.stash[MEMORY] = account.memory
     yield lease
     if isinstance(item, pytest.Function):
         item.funcargs.clear()  # pytest keeps what the test's own fixtures returned until the very end; they are over

@@ -31,6 +31,9 @@ NO_SESSION_LEASE: pytest.StashKey[str] = pytest.StashKey()
 MEETING: pytest.StashKey[Meeting] = pytest.StashKey()
 """Where this process meets the others of an outer launch of ranks."""
 
+MEMORY: pytest.StashKey[Mapping[int, int]] = pytest.StashKey()
+"""Bytes of live tensors on each GPU when the last lease of this process began: what more there is may be garbage."""
+
 BROKE: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: setup or the call raised, so a traceback keeps the frame and its tensors alive."""
 

@@ -43,6 +43,11 @@ def returned():
 def test_with_what_a_fixture_returned(returned):
     pass
 
+@pytest.mark.gpu
+def test_garbage_of_a_ring():
+    ring = Tensor()
+    ring.ring = ring
+
 def test_fails(gpu_lease):
     torch.state.bytes += 2**25
     raise ValueError("its traceback keeps the tensors")
@@ -60,7 +65,7 @@ def test_memory_that_is_not_given_back_fails_the_test_by_name(
     pytester.makepyfile(LEAKS)
     workers = ("-n1",) if workers == ("-n2",) else workers
     result = run(*workers)
-    result.assert_outcomes(passed=5, failed=1, errors=1)
+    result.assert_outcomes(passed=6, failed=1, errors=1)
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_leak*",
