@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from specalign.layer_ids.annotations import Level, workflow_command
 from specalign.layer_ids.conventions import State, format_states
 from specalign.layer_ids.findings import Finding, Severity, one_line
 from specalign.layer_ids.preflight import CheckReport
@@ -15,7 +16,7 @@ from specalign.layer_ids.view import EngineView
 
 JSON_SCHEMA_NAME: Final = "specalign.check/1"
 
-_GITHUB_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+_GITHUB_LEVELS: Final[Mapping[Severity, Level]] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
 def format_text(report: CheckReport) -> str:
@@ -178,14 +179,4 @@ def _annotation(f: Finding, file: str) -> str:
     title = f"specalign {f.code}" + (f" ({f.engine})" if f.engine else "")
     figures = f" ({f.how_much})" if f.how_much else ""
     message = f"{f.what}{figures}\nat {f.where}\nnext: {f.next}"
-    properties = f"file={_escape(file, True)},title={_escape(title, True)}"
-    return f"::{_GITHUB_LEVELS[f.severity]} {properties}::{_escape(message, False)}"
-
-
-def _escape(text: str, is_property: bool) -> str:
-    pairs: Sequence[tuple[str, str]] = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
-    if is_property:
-        pairs = (*pairs, (":", "%3A"), (",", "%2C"))
-    for char, code in pairs:
-        text = text.replace(char, code)
-    return text
+    return workflow_command(_GITHUB_LEVELS[f.severity], message, {"file": file, "title": title})
