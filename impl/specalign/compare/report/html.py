@@ -43,10 +43,18 @@ def render(report: CompareReport) -> str:
         if missing.name != "jinja2":
             raise
         raise InputError("the HTML report needs jinja2: pip install 'pytest-specalign[report]'") from None
-    source = resources.files(__package__).joinpath("template.html.j2").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = one_line
-    return environment.from_string(source).render(_content(report))
+    return environment.from_string(_template()).render(_content(report))
+
+
+def page_style() -> str:
+    """The style sheet of the page, for pages of ours that stand beside it."""
+    return _template().split("<style>")[1].split("</style>")[0]
+
+
+def _template() -> str:
+    return resources.files(__package__).joinpath("template.html.j2").read_text("utf-8")
 
 
 def _content(report: CompareReport) -> dict[str, Any]:
