@@ -12,6 +12,7 @@ from pytest_specalign.determinism import save_for_next_run
 from pytest_specalign.marks import BitwiseMark, read_mark
 from pytest_specalign.options import is_active
 from pytest_specalign.state import OBSERVER, RUNNING
+from pytest_specalign.verdicts import Comparison, Verdict, note_comparison
 
 if TYPE_CHECKING:
     from specalign.compare.leaves import Leaf
@@ -27,6 +28,8 @@ class Observer:
         self.first: dict[str, list[Leaf]] = {}
         self._seen: list[str] = []
         self._found: list[str] = []
+        self._tensors: dict[str, int] = {}
+        self._different: dict[str, list[str]] = {}
 
     def observe(self, name: str, tensor: Any, *, allow_nan: bool = False) -> None:
         """Hand over a tensor whose bits must be the same in each run.
@@ -83,7 +86,19 @@ class Observer:
     def _compare(self, name: str, leaves: list[Leaf]) -> None:
         differences = importlib.import_module("specalign.compare.leaves").differences
         found = differences(repr(name), self.first[name], leaves, "in run 1", f"in run {self.run}")
-        self._found += [f"run {self.run}, {text}" for text in found]
+        told = [f"run {self.run}, {text}" for text in found]
+        self._found += told
+        self._tensors[name] = self._tensors.get(name, 0) + len(leaves)
+        self._different.setdefault(name, []).extend(told[: len(leaves)])
+
+    def comparisons(self, runs: int) -> Iterator[Comparison]:
+        """One for each name of the first run: its tensors, as often as another run gave them."""
+        for name, leaves in self.first.items():
+            compared, different = self._tensors.get(name, 0), self._different.get(name, [])
+            whole = compared == len(leaves) * (runs - 1)
+            verdict: Verdict = "different" if different else "equal" if whole else "not-proven"
+            first = different[0] if different else "" if whole else f"not observed in each of {runs} runs"
+            yield Comparison(name, verdict, compared, len(different), "tensors", "bitwise", first)
 
 
 @pytest.fixture
@@ -124,8 +139,12 @@ def run_repeatedly(item: pytest.Function) -> bool | None:
     finally:
         observer.run = 0
         del item.stash[RUNNING]
+        for comparison in observer.comparisons(runs):
+            note_comparison(item, comparison)
     reason = observer.report(runs)
     if reason is not None:
+        if not observer.first:
+            note_comparison(item, Comparison("(nothing)", "not-proven", 0, 0, "tensors", "bitwise", "nothing was observed"))
         hint = "" if "deterministic" in item.fixturenames else _HINT
         pytest.fail(f"{item.nodeid}: {reason}{hint}", pytrace=False)
     return True

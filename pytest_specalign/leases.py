@@ -17,7 +17,7 @@ import pytest
 from pytest_specalign.gpu_account import Account
 from pytest_specalign.marks import GpuMark, read_mark
 from pytest_specalign.options import early_option, get_option, is_active
-from pytest_specalign.state import BROKE, MEMORY, NO_SESSION_LEASE, POOL, SESSION_LEASE
+from pytest_specalign.state import BROKE, GPU_TEST, MEMORY, NO_SESSION_LEASE, POOL, SESSION_LEASE
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,7 @@ def gpu_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
     `--specalign-lease-timeout`. Skips with the reason where the machine has no such GPUs. After the test no memory that it
     allocated with torch and no process that it started may be left on them.
     """
+    request.node.stash[GPU_TEST] = True
     yield from _leased(request.config, _mark(request.node), request.node.nodeid, request.node)
 
 

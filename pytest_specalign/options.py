@@ -37,6 +37,7 @@ class Option:
         metavar: the same.
         parse: makes a value of a text.
         repeatable: may be given several times; the value is then a tuple.
+        default: what holds where nobody sets it, in words for `--help` and docs/options.md.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Option:
     metavar: str
     parse: Parser
     repeatable: bool = False
+    default: str = "none"
 
     @property
     def flag(self) -> str:
@@ -141,18 +143,21 @@ OPTIONS = (
         "NAME[==VERSION]",
         _text,
         repeatable=True,
+        default="engines of [tool.specalign], else every engine that is known",
     ),
     Option(
         "kind",
         "Kind of the draft head, where its config leaves it open: eagle, eagle3, dflash or dspark.",
         "KIND",
         _one_of("eagle", "eagle3", "dflash", "dspark"),
+        default="read from the config",
     ),
     Option(
         "convention",
         "Convention of the draft head's layer ids, declared by you: boundary, output or hf.",
         "CONVENTION",
         _one_of("boundary", "output", "hf"),
+        default="read from the config",
     ),
     Option("flag_ids", "Layer ids that you pass by the engine's own flag, where it has one.", "ID,ID,...", _ids),
     Option(
@@ -161,15 +166,38 @@ OPTIONS = (
         "CODE",
         _text,
         repeatable=True,
+        default="ignore of [tool.specalign]",
     ),
-    Option("pp_size", "Number of pipeline stages that the target is served on.", "N", _positive_int),
+    Option("pp_size", "Number of pipeline stages that the target is served on.", "N", _positive_int, default="1"),
     Option("artifacts", "Folder that reports and other files of the run are written to.", "DIR", _path),
-    Option("lock_dir", "Folder of the lock files of GPU leases, one for the whole machine (/tmp/specalign-locks).", "DIR", _path),
-    Option("lock_pattern", "Name of a GPU's lock file, with {uuid} or {index} in it ({uuid}.lock).", "NAME", _lock_pattern),
-    Option("lease_timeout", "How long a test waits for its GPUs (600).", "SECONDS", _seconds),
+    Option(
+        "lock_dir",
+        "Folder of the lock files of GPU leases, one for the whole machine.",
+        "DIR",
+        _path,
+        default="/tmp/specalign-locks",  # noqa: S108  # words for the reader; specalign.leases has the value and says why
+    ),
+    Option(
+        "lock_pattern",
+        "Name of a GPU's lock file, with {uuid} or {index} in it.",
+        "NAME",
+        _lock_pattern,
+        default="{uuid}.lock",
+    ),
+    Option("lease_timeout", "How long a test waits for its GPUs.", "SECONDS", _seconds, default="600"),
     Option("session_gpus", "Lease so many GPUs for the whole session, before torch is imported.", "N", _positive_int),
-    Option("rank_timeout", "How long a function may take on the ranks of rank_group (300).", "SECONDS", _more_seconds),
-    Option("workers", "With -n auto: one worker for each GPU.", "gpus", _one_of("gpus")),
+    Option(
+        "rank_timeout", "How long a function may take on the ranks of rank_group.", "SECONDS", _more_seconds, default="300"
+    ),
+    Option("workers", "With -n auto: one worker for each GPU.", "gpus", _one_of("gpus"), default="xdist's own count"),
+    Option(
+        "gpu_policy",
+        "What a GPU test that did not run means: require fails the run, allow counts it, auto requires where a GPU is visible.",
+        "auto|allow|require",
+        _one_of("auto", "allow", "require"),
+        default="auto",
+    ),
+    Option("waivers", "TOML file of GPU tests that may be skipped, each with a reason and an expiry date.", "FILE", _path),
 )
 
 
@@ -177,7 +205,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Register every row, as an option and as an ini key."""
     group = parser.getgroup("specalign", "specalign: do two engines that run the same model agree to the bit?")
     for option in OPTIONS:
-        text = f"{option.help} [{option.env}, ini: {option.ini}]"
+        text = f"{option.help} Default: {option.default}. [{option.env}, ini: {option.ini}]"
         action, ini_type = ("append", _LINES) if option.repeatable else ("store", _STRING)
         group.addoption(option.flag, action=action, dest=option.ini, default=None, metavar=option.metavar, help=text)
         parser.addini(option.ini, option.help, type=ini_type, default=None)
@@ -208,7 +236,9 @@ def get_option(config: pytest.Config, name: Literal["rank_timeout"]) -> float | 
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["artifacts"]) -> Path | None: ...
+def get_option(config: pytest.Config, name: Literal["artifacts", "waivers"]) -> Path | None: ...
+@overload
+def get_option(config: pytest.Config, name: Literal["gpu_policy"]) -> Literal["auto", "allow", "require"] | None: ...
 @overload
 def get_option(config: pytest.Config, name: str) -> object: ...
 def get_option(config: pytest.Config, name: str) -> Any:

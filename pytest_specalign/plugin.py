@@ -9,7 +9,18 @@ pytest.register_assert_rewrite("pytest_specalign.contracts", "pytest_specalign.s
 from collections.abc import Generator  # noqa: E402  # the rewrite must be asked for before anything of ours is imported
 from pathlib import Path  # noqa: E402
 
-from pytest_specalign import gpu_account, hookspecs, leases, marks, options, refusals, report, suite  # noqa: E402
+from pytest_specalign import (  # noqa: E402
+    gpu_account,
+    gpu_tests,
+    hookspecs,
+    leases,
+    marks,
+    options,
+    record,
+    refusals,
+    report,
+    suite,
+)
 from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401  # fixtures: pytest finds them here
 from pytest_specalign.determinism import deterministic  # noqa: E402, F401
 from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401
@@ -33,6 +44,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     marks.register_marks(config)
     options.settings(config)  # a bad value stops the run here, before anything is collected
+    record.open_record(config)
     leases.take_session_lease(config)  # where a conftest brings the plugin, there was no earlier moment
 
 
@@ -44,8 +56,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     refusals.refuse_definition(metafunc.definition)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    yield from gpu_tests.watch_selection(config, items)
     leases.add_leases(config, items)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    gpu_tests.note_deselected(items)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,8 +71,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     leases.refuse_without_session_lease(item)
 
 
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     gpu_account.note_failure(item, call)
+    return record.describe(item, call, (yield))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,9 +90,14 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    return refusals.refuse_items((yield))
+    return gpu_tests.note_skipped(collector, refusals.refuse_items((yield)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return run_repeatedly(pyfuncitem)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    record.close_worker(session.config)

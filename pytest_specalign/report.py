@@ -7,16 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
+from pytest_specalign import record
 from pytest_specalign.options import Setting, settings
 from pytest_specalign.state import ENVIRONMENT
 
 
 def header(config: pytest.Config) -> list[str]:
-    """The header lines of an active plugin: its version, what was set and by whom, then the environment."""
+    """The header lines of an active plugin: its version, what was set and by whom, the environment, then the GPU policy."""
     given = [_describe(setting) for setting in settings(config).values()]
-    lines = [", ".join([f"specalign: {_version()}", *given])]
+    lines = [", ".join([f"specalign: {version()}", *given])]
     lines += [f"specalign {name}: {value}" for name, value in environment(config).items()]
-    return lines
+    return lines + record.header(config)
 
 
 def environment(config: pytest.Config) -> Mapping[str, str]:
@@ -47,7 +48,8 @@ def _describe(setting: Setting) -> str:
     return f"{setting.option.name}={value}{origin}"
 
 
-def _version() -> str:
+def version() -> str:
+    """Of the installed distribution; `checkout` where there is none."""
     try:
         return importlib.metadata.version("pytest-specalign")
     except importlib.metadata.PackageNotFoundError:

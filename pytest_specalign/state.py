@@ -9,7 +9,13 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_specalign.bitwise import Observer
+    from pytest_specalign.gpu_tests import Selection
+    from pytest_specalign.judgement import Judgement
     from pytest_specalign.options import Setting
+    from pytest_specalign.policy import Policy
+    from pytest_specalign.record import Record
+    from pytest_specalign.verdicts import Comparison
+    from pytest_specalign.waivers import Waiver
     from specalign.leases import Lease, Pool
     from specalign.ranks import Meeting
 
@@ -45,3 +51,24 @@ OBSERVER: pytest.StashKey[Observer] = pytest.StashKey()
 
 RUNNING: pytest.StashKey[Observer] = pytest.StashKey()
 """Of an item whose function is being called repeatedly: what its runs observe."""
+
+COMPARISONS: pytest.StashKey[dict[tuple[str, str], Comparison]] = pytest.StashKey()
+"""Of an item: kind and name → comparison that it noted (`verdicts.note_comparison`)."""
+
+GPU_TEST: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: it asked for a lease while it ran."""
+
+POLICY: pytest.StashKey[Policy] = pytest.StashKey()
+"""What `--specalign-gpu-policy` chose: written once, by `policy.get_policy`."""
+
+WAIVERS: pytest.StashKey[tuple[Waiver, ...]] = pytest.StashKey()
+"""The file of `--specalign-waivers`, read when the run begins."""
+
+SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
+"""What collection did with GPU tests in this process; only while the plugin is active."""
+
+RECORD: pytest.StashKey[Record] = pytest.StashKey()
+"""What came of the tests, in the process that prints the summary; only while the plugin is active and tests run."""
+
+JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
+"""What was made of that when the run ended, until it is printed."""

@@ -26,7 +26,7 @@ def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_")) or name in {
+        if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_", "GITHUB_")) or name in {
             "PYTEST_PLUGINS",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
         }:
@@ -41,9 +41,10 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: N
 @pytest.fixture
 def configure(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: None) -> Configure:
     """Makes a config with the plugin in this process: quick, for tests about values."""
-    from pytest_specalign import leases, plugin
+    from pytest_specalign import leases, plugin, record
 
     monkeypatch.setattr(leases, "take_session_lease", lambda config: None)  # values, not GPUs
+    monkeypatch.setattr(record, "open_record", lambda config: None)  # nor files
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.plugins = [plugin]
     return pytester.parseconfigure

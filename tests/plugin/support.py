@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,32 @@ class Run:
 
 
 Configure = Callable[..., pytest.Config]
+
+
+def section(result: pytest.RunResult) -> list[str]:
+    """The lines of the plugin's own section of the summary; empty where there is none."""
+    begins = [number for number, line in enumerate(result.outlines) if re.fullmatch(r"=+ specalign =+", line)]
+    assert len(begins) <= 1, "the section is printed more than once"
+    rest = result.outlines[begins[0] + 1 :] if begins else []
+    ends = [number for number, line in enumerate(rest) if re.match(r"[=!]{3,} ", line)]
+    return rest[: ends[0]] if ends else rest
+
+
+def failing(result: pytest.RunResult) -> dict[str, list[str]]:
+    """Headline of what fails the run → what is named under it."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in section(result):
+        if line.startswith("FAILED: "):
+            name = line.removeprefix("FAILED: ").removesuffix(":")
+            found[name] = []
+        elif not line.startswith("  "):
+            name = ""
+        elif name and not line.startswith("  next: "):
+            found[name].append(line.strip())
+    return found
+
+
 Gpus = Callable[..., Path]
 
 DISCOVER = """

@@ -202,8 +202,10 @@ def test_a_hook_that_returns_something_else_is_named(run: Run, pytester: pytest.
     pytester.makeconftest("def pytest_specalign_discover_devices():\n    return ['GPU-0']\n")
     pytester.makepyfile("def test_it(gpu_lease): pass\n")
     result = run()
-    assert result.ret != 0
-    assert "pytest_specalign_discover_devices: 'GPU-0': return specalign.leases.Device objects" in result.stdout.str()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert [line for line in result.errlines if line] == [
+        "ERROR: pytest_specalign_discover_devices: 'GPU-0': return specalign.leases.Device objects"
+    ]
 
 
 def test_a_bad_mark_fails_where_the_plugin_is_inert(

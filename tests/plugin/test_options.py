@@ -52,6 +52,8 @@ EXAMPLES = {
     "session_gpus": Example(["1"], "2", "4", (1, 2, 4), bad="0"),
     "rank_timeout": Example(["5"], "0.5", "900", (5.0, 0.5, 900.0), bad="0"),
     "workers": Example(["gpus"], "gpus", "gpus", ("gpus", "gpus", "gpus"), bad="cpus"),
+    "gpu_policy": Example(["auto"], "allow", "require", ("auto", "allow", "require"), bad="never"),
+    "waivers": Example(["w/a.toml"], "w/b.toml", "w/c.toml", (Path("w/a.toml"), Path("w/b.toml"), Path("w/c.toml"))),
 }
 
 every_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
