@@ -198,6 +198,7 @@ OPTIONS = (
         default="auto",
     ),
     Option("waivers", "TOML file of GPU tests that may be skipped, each with a reason and an expiry date.", "FILE", _path),
+    Option("report", "HTML file that gets an overview of the run.", "FILE.html", _path),
 )
 
 
@@ -236,7 +237,7 @@ def get_option(config: pytest.Config, name: Literal["rank_timeout"]) -> float | 
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["artifacts", "waivers"]) -> Path | None: ...
+def get_option(config: pytest.Config, name: Literal["artifacts", "waivers", "report"]) -> Path | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["gpu_policy"]) -> Literal["auto", "allow", "require"] | None: ...
 @overload

@@ -76,7 +76,8 @@ def open_record(config: pytest.Config) -> None:
     """Begin to watch, if the plugin is active and tests will run.
 
     Raises:
-        pytest.UsageError: the file of waivers is not whole, or the hook that tells the GPUs tells something else.
+        pytest.UsageError: the file of waivers is not whole, the HTML overview cannot be made here, or the hook that tells the
+            GPUs tells something else.
     """
     if not is_active(config) or any(getattr(config.option, name, False) for name in _NO_VERDICT):
         return
@@ -85,6 +86,8 @@ def open_record(config: pytest.Config) -> None:
         return
     waivers = get_option(config, "waivers")
     config.stash[WAIVERS] = () if waivers is None else importlib.import_module("pytest_specalign.waivers").read_waivers(waivers)
+    if get_option(config, "report") is not None:
+        _refuse_without_jinja()
     get_policy(config)  # what is wrong with it is said now
     config.stash[RECORD] = Record()
     recorder = importlib.import_module("pytest_specalign.recorder").Recorder
@@ -159,3 +162,12 @@ def _note_outcome(test: TestRecord, report: pytest.TestReport, stopped: bool) ->
         test.unrun = "xfail: " + (str(expected).removeprefix("reason: ").strip() or "no reason given")
     elif report.when == "call" and report.outcome in ("passed", "skipped"):
         test.reached = True
+
+
+def _refuse_without_jinja() -> None:
+    try:
+        importlib.import_module("jinja2")
+    except ModuleNotFoundError as missing:
+        if missing.name != "jinja2":
+            raise
+        raise pytest.UsageError("--specalign-report needs jinja2: pip install 'pytest-specalign[report]'") from None

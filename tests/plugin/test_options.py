@@ -54,6 +54,7 @@ EXAMPLES = {
     "workers": Example(["gpus"], "gpus", "gpus", ("gpus", "gpus", "gpus"), bad="cpus"),
     "gpu_policy": Example(["auto"], "allow", "require", ("auto", "allow", "require"), bad="never"),
     "waivers": Example(["w/a.toml"], "w/b.toml", "w/c.toml", (Path("w/a.toml"), Path("w/b.toml"), Path("w/c.toml"))),
+    "report": Example(["a.html"], "b.html", "c.html", (Path("a.html"), Path("b.html"), Path("c.html"))),
 }
 
 every_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
