@@ -1,4 +1,4 @@
-"""The end of a run: the verdict is made, told to JUnit and the HTML overview, and decides the exit status."""
+"""The end of a run: the verdict is made, told to JUnit, GitHub and the HTML overview, and decides the exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_specalign import junit, overview
+from pytest_specalign import github, junit, overview
 from pytest_specalign.judgement import End, judge
 from pytest_specalign.policy import get_policy
 from pytest_specalign.state import JUDGEMENT, RECORD, SELECTION, WAIVERS
@@ -31,6 +31,7 @@ def finish(session: pytest.Session) -> None:
     if judgement.fails_the_run and session.exitstatus in _OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     junit.tell(config, judgement)
+    github.tell(config, judgement)
     if not overview.write(config, judgement) and session.exitstatus in _OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
