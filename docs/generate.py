@@ -1,4 +1,4 @@
-"""Makes check.md, engines.md and compare.md out of the code's own tables: `python docs/generate.py` (or `--check`).
+"""Makes check.md, engines.md, compare.md and options.md out of the code's own tables: `python docs/generate.py` (or `--check`).
 
 Every example of a finding is the output of the scenario that the tests run.
 """
@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "impl")]  # runs from a bare checkout too
 
-from specalign.compare.explain import CAUSES  # noqa: E402  # after the path is set
+from pytest_specalign.options import OPTIONS, Option  # noqa: E402  # after the path is set
+from specalign.compare.explain import CAUSES  # noqa: E402
 from specalign.compare.result import PROBLEMS  # noqa: E402
 from specalign.layer_ids.engine_profiles import CaptureProfile  # noqa: E402
 from specalign.layer_ids.engines import EngineTable, load_engines  # noqa: E402
@@ -108,6 +109,18 @@ def compare_page() -> str:
     return text
 
 
+def options_page() -> str:
+    """docs/options.md: the hand-written text, with the table of options in its place."""
+    text = (ROOT / "docs" / "options.head.md").read_text("utf-8")
+    return text.replace("<!-- options -->", "\n".join(map(_option_row, OPTIONS)))
+
+
+def _option_row(option: Option) -> str:
+    meaning = option.help + (" May be given several times." if option.repeatable and "Repeatable" not in option.help else "")
+    cells = [f"`{option.flag}={option.metavar}`", f"`{option.env}`", f"`{option.ini}`", option.default, meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def pages() -> dict[Path, str]:
     """File → what must stand in it."""
     docs = ROOT / "docs"
@@ -115,6 +128,7 @@ def pages() -> dict[Path, str]:
         docs / "check.md": check_page(),
         docs / "engines.md": engines_page(load_engines()),
         docs / "compare.md": compare_page(),
+        docs / "options.md": options_page(),
     }
 
 
