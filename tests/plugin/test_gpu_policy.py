@@ -46,6 +46,9 @@ def test_too_few(): pass
 
 def test_no_mark(gpu_lease): pytest.skip("a lease and no mark")
 
+@pytest.mark.skip(reason="before its lease")
+def test_never_leased(specalign_device): pass
+
 def test_asks_while_it_runs(request):
     request.getfixturevalue("gpu_lease")
     pytest.skip("asked late")
@@ -80,6 +83,7 @@ NAMED = {
     "test_importorskip": "could not import 'no_such_engine'",
     "test_too_few": "asked for 2 GPUs: 1 of 1 GPUs here would do",
     "test_no_mark": "a lease and no mark",
+    "test_never_leased": "before its lease",
     "test_asks_while_it_runs": "asked late",
     "test_not_called": "xfail: [NOTRUN] crashes",
     "test_says_xfail": "xfail: later",
@@ -98,7 +102,7 @@ def test_under_require_each_skip_fails_the_run_by_name(
     pytester.makepyfile(test_it=SKIPS)
     result = run("--specalign-gpu-policy=require", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=1, skipped=10, xfailed=4)
+    result.assert_outcomes(passed=1, skipped=11, xfailed=4)
     (headline, named), *more = failing(result).items()
     assert not more
     assert headline == "GPU tests did not run"

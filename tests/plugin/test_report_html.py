@@ -14,8 +14,6 @@ from specalign.compare.report.html import page_style
 from tests.plugin import made_judgements as made
 from tests.plugin.support import WITHOUT_XDIST, WORKERS, Run
 
-pytest.importorskip("jinja2", reason="jinja2 is not installed")
-
 VOID = {"meta", "link", "input"}
 
 
