@@ -136,7 +136,8 @@ wheel: $(DEV_STAMP)
 
 # GPU_PYTHON: an interpreter that already has the torch of this machine's GPU; nothing is installed into it.
 gpu-test:
-	PYTHONPATH=impl:. $(GPU_PYTHON) -m pytest -p specalign tests/gpu
+	PYTHONPATH=impl:. $(GPU_PYTHON) -m pytest -p specalign \
+		--specalign-gpu-policy=require --specalign-waivers=tests/gpu/waivers.toml tests/gpu
 
 # GPU_BENCH_ARGS go to each of them; GPU_BENCHES: which.
 gpu-bench:

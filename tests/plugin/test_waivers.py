@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_specalign.waivers import Waiver, is_in_reach, read_waivers
-from tests.plugin.support import WITHOUT_XDIST, WORKERS, Gpus, Run, failing, section
+from tests.plugin.support import ROOT, WITHOUT_XDIST, WORKERS, Gpus, Run, failing, section
 
 REQUIRE = ("--specalign-gpu-policy=require", "--specalign-waivers=w.toml")
 TODAY = datetime.datetime.now(datetime.UTC).date()
@@ -193,6 +193,14 @@ def test_a_bad_file_stops_the_run_with_one_line(run: Run, pytester: pytest.Pytes
     assert [line for line in result.errlines if line] == [
         f"ERROR: waivers: cannot read {pytester.path / 'none.toml'}: No such file or directory"
     ]
+
+
+def test_our_own_waivers_name_tests_that_exist() -> None:
+    waivers = read_waivers(ROOT / "tests" / "gpu" / "waivers.toml")
+    assert waivers
+    for waiver in waivers:
+        file, _, name = waiver.test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
 
 
 def test_an_empty_file_holds_no_waivers(tmp_path: Path) -> None:
