@@ -124,6 +124,31 @@ def test_under_allow_the_same_run_ends_well_and_counts_them(run: Run, pytester: 
     assert section(result)[-1] == "verdict: clean"
 
 
+if hasattr(pytest, "Subtests"):  # pytest 9
+
+    @pytest.mark.parametrize("workers", WORKERS)
+    def test_a_subtest_that_skips_leaves_its_test_unrun(
+        run: Run, pytester: pytest.Pytester, gpus: Gpus, workers: tuple[str, ...]
+    ) -> None:
+        gpus(1)
+        pytester.makepyfile(
+            test_it="""
+            import pytest
+
+            @pytest.mark.gpu
+            def test_parts(subtests):
+                with subtests.test("a"): pass
+                with subtests.test("b"): pytest.skip("no b")
+
+            @pytest.mark.gpu
+            def test_ran(): pass
+            """
+        )
+        result = run("--specalign-gpu-policy=require", *workers)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert failing(result) == {"GPU tests did not run": ["test_it.py::test_parts: no b"]}
+
+
 ONE_SKIP = "import pytest\n@pytest.mark.gpu\ndef test_it(): pytest.skip('why')\n@pytest.mark.gpu\ndef test_ran(): pass\n"
 
 
