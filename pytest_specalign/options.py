@@ -186,9 +186,7 @@ OPTIONS = (
     ),
     Option("lease_timeout", "How long a test waits for its GPUs.", "SECONDS", _seconds, default="600"),
     Option("session_gpus", "Lease so many GPUs for the whole session, before torch is imported.", "N", _positive_int),
-    Option(
-        "rank_timeout", "How long a function may take on the ranks of rank_group.", "SECONDS", _more_seconds, default="300"
-    ),
+    Option("rank_timeout", "How long a function may take on the ranks of rank_group.", "SECONDS", _more_seconds, default="300"),
     Option("workers", "With -n auto: one worker for each GPU.", "gpus", _one_of("gpus"), default="xdist's own count"),
     Option(
         "gpu_policy",
