@@ -17,6 +17,7 @@ VERBS: Final = {
     "engines": "the engine profiles: list them, or verify them against an engine's wheel",
     "dump": "a layerwise dump: look into it, validate it, or convert a foreign one",
     "compare": "two layerwise dumps: where they differ first, by how much, and why",
+    "golden": "the goldens of a repository: list them, compare two states, find and remove unused ones",
     "lease": "run a command with GPUs that no other lease on this machine has",
     "doctor": "versions, GPUs, who leases and who uses them, and the locks",
 }

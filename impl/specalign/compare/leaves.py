@@ -25,13 +25,13 @@ class NotComparableError(InputError):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """One tensor of a result, copied when it was seen.
+    """One tensor of a result, copied when it was seen unless somebody asked for it as it lies.
 
     Attributes:
         path: where it stands: `` for a result that is one tensor, `['h'][0]` in a tree.
         dtype: the element type.
         shape: as it was.
-        bits: the raw bits in `dtype.raw`, of that shape, C order, on the host; nobody else writes to it.
+        bits: the raw bits in `dtype.raw`, of that shape, C order, on the host; of a copy, nobody else writes to it.
     """
 
     path: str
@@ -54,18 +54,20 @@ class Leaf:
         return Leaf(self.path, self.dtype, self.shape, self.bits[order])
 
 
-def read_leaves(name: str, value: Any, *, allow_nan: bool = False) -> list[Leaf]:
+def read_leaves(name: str, value: Any, *, allow_nan: bool = False, copy: bool = True) -> list[Leaf]:
     """Every tensor in a tensor or a tree, in order.
 
     Args:
         name: of the value, for messages.
+        copy: without it, a tensor on the host whose elements lie in order is looked at where it is: for a caller that is done
+            with it before anybody may write to it.
         allow_nan: take NaN as bits like any other. Otherwise one is refused: where all is NaN, everything agrees.
 
     Raises:
         NotComparableError: there is no tensor in it, one has no elements or an element type whose bits are unknown, something in
             it is neither a tensor nor a tree, a tree contains itself, or a NaN.
     """
-    leaves = list(_walk(name, "", value, ()))
+    leaves = list(_walk(name, "", value, (), copy))
     if not leaves:
         raise NotComparableError(
             f"{name} holds no tensor ({_shown_type(value)}): nothing can be compared; return what you computed"
@@ -78,37 +80,37 @@ def read_leaves(name: str, value: Any, *, allow_nan: bool = False) -> list[Leaf]
     return leaves
 
 
-def _walk(name: str, path: str, value: Any, above: tuple[int, ...]) -> Iterator[Leaf]:
+def _walk(name: str, path: str, value: Any, above: tuple[int, ...], copy: bool) -> Iterator[Leaf]:
     if id(value) in above:
         raise NotComparableError(f"{name}{path} contains itself")
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _walk(name, f"{path}[{key!r}]", item, (*above, id(value)))
+            yield from _walk(name, f"{path}[{key!r}]", item, (*above, id(value)), copy)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _walk(name, f"{path}[{index}]", item, (*above, id(value)))
+            yield from _walk(name, f"{path}[{index}]", item, (*above, id(value)), copy)
     else:
-        yield _leaf(name, path, value)
+        yield _leaf(name, path, value, copy)
 
 
-def _leaf(name: str, path: str, value: Any) -> Leaf:
+def _leaf(name: str, path: str, value: Any, copy: bool) -> Leaf:
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         dtype = _dtype(name, path, value.dtype.name)
-        array = np.array(value, order="C")
+        array = np.array(value, order="C") if copy else np.asarray(value, order="C")
         if array.dtype.byteorder == ">":
             array = array.byteswap().view(array.dtype.newbyteorder("<"))
         bits: Raw = array.view(dtype.raw)
         return Leaf(path, dtype, array.shape, bits)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_leaf(torch, name, path, value)
+        return _torch_leaf(torch, name, path, value, copy)
     raise NotComparableError(
         f"{name}{path} is {_shown_type(value)}: only torch tensors and numpy arrays, and dicts, lists and tuples of them, have"
         " bits to compare; leave it out, or make it an array, like numpy.float64(x)"
     )
 
 
-def _torch_leaf(torch: Any, name: str, path: str, tensor: Any) -> Leaf:
+def _torch_leaf(torch: Any, name: str, path: str, tensor: Any, copy: bool) -> Leaf:
     dtype = _dtype(name, path, str(tensor.dtype).removeprefix("torch."))
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise NotComparableError(
@@ -116,7 +118,7 @@ def _torch_leaf(torch: Any, name: str, path: str, tensor: Any) -> Leaf:
             " hand over a dense tensor with data"
         )
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.size]
-    dense = tensor.detach().resolve_neg().to("cpu", copy=True).contiguous()
+    dense = tensor.detach().resolve_neg().to("cpu", copy=copy).contiguous()
     bits: Raw = dense.view(same_size).numpy().view(dtype.raw)
     return Leaf(path, dtype, tuple(tensor.shape), bits)
 
