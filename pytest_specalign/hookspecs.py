@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from specalign.golden.check import GoldenReport
+    from specalign.golden.stores import Store
     from specalign.leases import Device
 
 
@@ -51,4 +53,41 @@ def pytest_specalign_discover_devices(config: pytest.Config) -> Sequence[Device]
 
         def pytest_specalign_discover_devices(config):
             return [Device("GPU-00000000", 0, "made up", (9, 0), memory_total=2**37, memory_free=2**37)]
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_specalign_golden_store(config: pytest.Config) -> Store | None:
+    """Tell where goldens are kept that are too large for the repository.
+
+    Called in each process that runs tests when the first such golden is checked or written. The first implementation that
+    returns something other than None is believed.
+
+    Args:
+        config: the run's config.
+
+    Returns:
+        An object with `fetch(sha256, size)` and `keep(path, sha256)`, see `specalign.golden.stores.Store`; or None.
+
+    Example, in the root conftest::
+
+        def pytest_specalign_golden_store(config):
+            return FsspecStore("s3://bucket/goldens")
+    """
+
+
+def pytest_specalign_divergence(config: pytest.Config, report: GoldenReport) -> None:
+    """Called for each golden that a result does not agree with, or that is missing, before the test fails.
+
+    Called in the process that runs the test, under xdist in a worker. For a golden that is a dump, `report.compare` is the
+    comparison; `report.artifacts` is the folder with both sides, where `--specalign-artifacts` is set.
+
+    Args:
+        config: the run's config.
+        report: what was found.
+
+    Example, in the root conftest::
+
+        def pytest_specalign_divergence(config, report):
+            print(report.key.text, report.verdict)
     """

@@ -19,6 +19,8 @@ from pytest_specalign.state import SETTINGS
 
 PLUGIN_NAMES = frozenset({"specalign", "pytest_specalign", "pytest_specalign.plugin"})
 
+GOLDEN_MODES = ("check", "new", "update")
+
 _LINES: Literal["linelist"] = "linelist"
 _STRING: Literal["string"] = "string"
 
@@ -122,6 +124,12 @@ def _ids(raw: str, base: Path) -> tuple[int, ...]:
         raise ValueError("give whole numbers with commas between them, like 1,17,32") from None
 
 
+def _pattern(raw: str, base: Path) -> str:
+    if not raw.replace("*", "").strip():
+        raise ValueError("name what is meant, like test_router.py::test_scores*")
+    return raw
+
+
 def _path(raw: str, base: Path) -> Path:
     return base / raw
 
@@ -197,6 +205,23 @@ OPTIONS = (
     ),
     Option("waivers", "TOML file of GPU tests that may be skipped, each with a reason and an expiry date.", "FILE", _path),
     Option("report", "HTML file that gets an overview of the run.", "FILE.html", _path),
+    Option(
+        "golden",
+        "Goldens: check them (check), also write missing ones (new), or all (update).",
+        "MODE",
+        _one_of(*GOLDEN_MODES),
+        default="check",
+    ),
+    Option("golden_dir", "Folder of the goldens, in place of a __golden__ beside each test.", "DIR", _path),
+    Option(
+        "golden_force",
+        "Write only goldens whose key fits, also in CI; * stands for anything. Repeatable; the variable and the ini value take"
+        " commas or lines.",
+        "PATTERN",
+        _pattern,
+        repeatable=True,
+    ),
+    Option("artifacts_limit", "Most MiB of tensors in the artifacts of one failed golden.", "MIB", _positive_int, default="256"),
 )
 
 
@@ -227,15 +252,15 @@ def get_option(config: pytest.Config, name: Literal["draft", "target", "conventi
 @overload
 def get_option(config: pytest.Config, name: Literal["kind"]) -> Literal["eagle", "eagle3", "dflash", "dspark"] | None: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["engine", "ignore"]) -> tuple[str, ...]: ...
+def get_option(config: pytest.Config, name: Literal["engine", "ignore", "golden_force"]) -> tuple[str, ...]: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["pp_size", "session_gpus"]) -> int | None: ...
+def get_option(config: pytest.Config, name: Literal["pp_size", "session_gpus", "artifacts_limit"]) -> int | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["rank_timeout"]) -> float | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["artifacts", "waivers", "report"]) -> Path | None: ...
+def get_option(config: pytest.Config, name: Literal["artifacts", "waivers", "report", "golden_dir"]) -> Path | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["gpu_policy"]) -> Literal["auto", "allow", "require"] | None: ...
 @overload

@@ -10,6 +10,8 @@ from collections.abc import Generator  # noqa: E402  # the rewrite must be asked
 from pathlib import Path  # noqa: E402
 
 from pytest_specalign import (  # noqa: E402
+    golden,
+    golden_watch,
     gpu_account,
     gpu_tests,
     hookspecs,
@@ -23,6 +25,7 @@ from pytest_specalign import (  # noqa: E402
 )
 from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401  # fixtures: pytest finds them here
 from pytest_specalign.determinism import deterministic  # noqa: E402, F401
+from pytest_specalign.golden import golden_alias, specalign_golden  # noqa: E402, F401
 from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401
 from pytest_specalign.leases import device_alias, gpu_lease, module_gpu_lease, session_gpu_lease, specalign_device  # noqa: E402, F401
 from pytest_specalign.ranks import rank_group  # noqa: E402, F401
@@ -46,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options.settings(config)  # a bad value stops the run here, before anything is collected
     record.open_record(config)
     leases.take_session_lease(config)  # where a conftest brings the plugin, there was no earlier moment
+    golden_watch.begin(config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -90,7 +94,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    return gpu_tests.note_skipped(collector, refusals.refuse_items((yield)))
+    made = gpu_tests.note_skipped(collector, refusals.refuse_items((yield)))
+    return golden_watch.note_collected(collector.config, made)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    return golden.explain_comparison(op, left, right)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """Tests that are refused at collection: wrong marks, and `bitwise` tests of which the runs would prove nothing.
 
-Marks of these names count where the plugin is active; `bitwise` also on a test that uses the plugin's fixture of that name.
-Elsewhere the names may be somebody else's.
+Marks of these names count where the plugin is active; `bitwise` also on a test that uses the plugin's fixture of that name or
+`specalign_golden`. Elsewhere the names may be somebody else's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_specalign.bitwise import bitwise
+from pytest_specalign.golden import specalign_golden
 from pytest_specalign.marks import bad_marks
 from pytest_specalign.options import is_active
 
@@ -57,8 +58,9 @@ def _problems(node: pytest.Item, active: bool) -> Iterator[str]:
 
 def _uses_our_fixture(node: pytest.Item) -> bool:
     info: Any = getattr(node, "_fixtureinfo", None)
-    definitions: Any = info.name2fixturedefs.get("bitwise") if info is not None else None
-    return bool(definitions) and definitions[-1].func is _function_of(bitwise)
+    known: Any = info.name2fixturedefs if info is not None else {}
+    ours = (("bitwise", bitwise), ("specalign_golden", specalign_golden))
+    return any(name in known and known[name][-1].func is _function_of(fixture) for name, fixture in ours)
 
 
 def _function_of(fixture: Any) -> Any:

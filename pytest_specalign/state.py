@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_specalign.bitwise import Observer
+    from pytest_specalign.golden_run import GoldenRun
     from pytest_specalign.gpu_tests import Selection
     from pytest_specalign.judgement import Judgement
     from pytest_specalign.options import Setting
@@ -72,3 +73,9 @@ RECORD: pytest.StashKey[Record] = pytest.StashKey()
 
 JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
 """What was made of that when the run ended, until it is printed."""
+
+GOLDEN_RUN: pytest.StashKey[GoldenRun] = pytest.StashKey()
+"""How this run treats goldens, and what it did with them: made by `golden_run.get_run` when the first one is wanted."""
+
+GOLDEN_TESTS: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+"""Where goldens of collected tests lie, case-folded, and the node id of the test."""

@@ -27,6 +27,7 @@ def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SPECALIGN_", "PYTEST_XDIST_", "CUDA_", "GITHUB_")) or name in {
+            "CI",
             "PYTEST_PLUGINS",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
         }:

@@ -55,6 +55,16 @@ EXAMPLES = {
     "gpu_policy": Example(["auto"], "allow", "require", ("auto", "allow", "require"), bad="never"),
     "waivers": Example(["w/a.toml"], "w/b.toml", "w/c.toml", (Path("w/a.toml"), Path("w/b.toml"), Path("w/c.toml"))),
     "report": Example(["a.html"], "b.html", "c.html", (Path("a.html"), Path("b.html"), Path("c.html"))),
+    "golden": Example(["new"], "update", "check", ("new", "update", "check"), bad="replace"),
+    "golden_dir": Example(["g/a"], "g/b", "g/c", (Path("g/a"), Path("g/b"), Path("g/c"))),
+    "golden_force": Example(
+        ["a.py::test_f[x]", "b.py::*"],
+        "a.py, b.py",
+        "\n  a.py\n  b.py::test_g*",
+        (("a.py::test_f[x]", "b.py::*"), ("a.py", "b.py"), ("a.py", "b.py::test_g*")),
+        bad="**",
+    ),
+    "artifacts_limit": Example(["1"], "16", "512", (1, 16, 512), bad="0"),
 }
 
 every_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

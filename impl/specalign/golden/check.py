@@ -14,7 +14,8 @@ from specalign.compare.bits import compare_rows
 from specalign.compare.leaves import Leaf, read_leaves
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.result import CompareReport
-from specalign.compare.values import NAN_DISTANCE, AllowNonfinite, any_illegal, decode, illegal
+from specalign.compare.values import NAN_DISTANCE, decode
+from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal
 from specalign.golden.document import StoredTensor
 from specalign.golden.environment import Environment
 from specalign.golden.errors import GoldenError

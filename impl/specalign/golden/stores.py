@@ -6,16 +6,19 @@ import hashlib
 import importlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from filelock import FileLock
 
+from specalign.compare.leaves import Leaf
 from specalign.dump.files import BLOCK, sync_folder, writing
 from specalign.golden.document import Document
+from specalign.golden.environment import Environment
 from specalign.golden.errors import GoldenError
-from specalign.golden.files import Golden, read_tensor_file, writing_golden
+from specalign.golden.files import Golden, Place, read_tensor_file, write_document, write_tensor_file, writing_golden
+from specalign.golden.keys import Key
 from specalign.layer_ids.files import InputError, open_regular, shown
 
 Identity = tuple[int, int, int, int]
@@ -175,6 +178,20 @@ class Fetcher:
                 f" {document.sha256} and {document.size} bytes; nothing was compared"
             )
         self._seen[document.sha256, path] = identity
+
+
+def write_external(store: Store, place: Place, key: Key, environment: Environment, leaves: Sequence[Leaf]) -> Path:
+    """Give a golden of values to a store, then write the document that pins it, in the place of one that may be there.
+
+    Raises:
+        GoldenError: one of the two cannot be done. What was in the place of the document stays there.
+    """
+    with tempfile.TemporaryDirectory(prefix="specalign-golden-") as folder:
+        file = Path(folder) / "golden.safetensors"
+        write_tensor_file(file, key, environment, leaves, "values")
+        digest, size = digest_of(file), file.stat().st_size
+        store.keep(file, digest)
+    return write_document(place, Document("external", key, environment, sha256=digest, size=size))
 
 
 def digest_of(path: Path) -> str:

@@ -94,8 +94,11 @@ class Usage:
 
     @property
     def shared(self) -> Mapping[str, tuple[str, ...]]:
-        """Goldens that more than one test used, with those tests."""
-        return {golden: tuple(sorted(tests)) for golden, tests in sorted(self.used.items()) if len(tests) > 1}
+        """Goldens that more than one test used, by case-folded name, with those tests."""
+        by_name: dict[str, frozenset[str]] = {}
+        for golden, tests in self.used.items():
+            by_name[golden.casefold()] = by_name.get(golden.casefold(), frozenset()) | tests
+        return {golden: tuple(sorted(tests)) for golden, tests in sorted(by_name.items()) if len(tests) > 1}
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain objects, after the JSON Schema `schemas/golden-usage-1.json`; equal records are equal texts."""

@@ -96,6 +96,8 @@ def test_a_test_that_one_shard_skips_and_another_runs_has_run() -> None:
 def test_a_golden_of_two_tests_is_a_collision_across_shards() -> None:
     merged = merge([Usage(used={"g/a": names(A)}), Usage(used={"g/a": names(B), "g/b": names(B)})])
     assert merged.shared == {"g/a": (A, B)}
+    capitals = merge([Usage(used={"g/a": names(A)}), Usage(used={"g/A": names(B), "g/b": names(B)})])
+    assert capitals.shared == {"g/a": (A, B)}
 
 
 def test_a_record_survives_its_file_and_fits_the_schema(tmp_path: Path) -> None:

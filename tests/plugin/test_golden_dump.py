@@ -1,0 +1,71 @@
+"""Goldens that are dumps: the comparison of all layers, its report, and what a bitwise test observes of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specalign.dump.opening import open_dump
+from tests.plugin.support import ROOT, Run
+
+TEST = """
+import itertools
+import sys
+
+import pytest
+
+sys.path.insert(0, ROOT)
+from tests.unit.golden.test_dumps import dump
+
+count = itertools.count(1)
+
+
+MARK
+def test_f(golden, tmp_path):
+    run = next(count)
+    golden.check("layers", dump=dump(tmp_path / str(run), flip=FLIP), keep=KEEP)
+"""
+
+
+def suite(pytester: pytest.Pytester, *, flip: str = "False", keep: str = "values", mark: str = "") -> None:
+    text = TEST.replace("ROOT", repr(str(ROOT))).replace("MARK", mark).replace("FLIP", flip).replace("KEEP", repr(keep))
+    pytester.makepyfile(test_it=text)
+
+
+@pytest.mark.parametrize("keep", ["values", "fingerprint"])
+def test_a_dump_is_held_against_one(run: Run, pytester: pytest.Pytester, keep: str) -> None:
+    suite(pytester, keep=keep)
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    run().assert_outcomes(passed=1)
+    suite(pytester, flip="True", keep=keep)
+    result = run("--specalign-artifacts=out")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*golden test_it.py::test_f::layers: different*", "E*boundary.2*"])
+    folder = pytester.path / "out" / "golden" / "__golden__" / "test_it.py~~test_f~~layers.cpu"
+    assert json.loads((folder / "compare.json").read_text())["first"]["key"] == "boundary.2"
+    keys = {key for info in open_dump(folder / "actual.dump").infos() for key in info.tensors}
+    assert keys == {"boundary.2"}
+    run("--specalign-golden=update").assert_outcomes(passed=1)
+    run().assert_outcomes(passed=1)
+    names = sorted(path.name for path in (pytester.path / "__golden__").iterdir())
+    assert len(names) == 2  # the document, and the dump that it names
+    assert names[1] == "test_it.py~~test_f~~layers.cpu.json"
+
+
+def test_a_dump_is_no_golden_of_tensors_nor_kept_in_a_store(run: Run, pytester: pytest.Pytester) -> None:
+    suite(pytester, keep="external")
+    run("--specalign-golden=new").stdout.fnmatch_lines(['E*keep="external" is for tensors*'])
+    suite(pytester)
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    pytester.makepyfile(test_it="import numpy\n\ndef test_f(golden):\n    golden.check('layers', tensors=numpy.ones(1))\n")
+    run().stdout.fnmatch_lines(["E*is a golden of the form dump, which holds no tensors"])
+
+
+def test_every_row_of_a_dump_is_observed_in_a_bitwise_test(run: Run, pytester: pytest.Pytester) -> None:
+    suite(pytester, mark="@pytest.mark.bitwise")
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    suite(pytester, mark="@pytest.mark.bitwise", flip="run == 2")
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*run 2, 'golden layers'[[]'rank 0 pass 1 boundary.2'] (U64 [[]1, 2]): element *"])
