@@ -174,8 +174,11 @@ class Checker:
     def _fail(self, side: Side, report: GoldenReport, golden: Golden | None) -> GoldenReport:
         if self._run.artifacts is not None and golden is not None:
             folder = self._run.artifacts / "golden" / self._place() / f"{report.key.stem}.{side.environment.arch}"
-            report = dataclasses.replace(report, artifacts=folder)
-            side.write_artifacts(folder, report, golden, self._run.limit)
+            try:
+                side.write_artifacts(folder, dataclasses.replace(report, artifacts=folder), golden, self._run.limit)
+                report = dataclasses.replace(report, artifacts=folder)
+            except library("artifacts").InputError as error:  # what was found must not get lost over it
+                report = dataclasses.replace(report, problems=(*report.problems, f"both sides could not be written: {error}"))
         self._item.user_properties.append((_property(side), report.verdict))
         self._item.config.hook.pytest_specalign_divergence(config=self._item.config, report=report)
         return report

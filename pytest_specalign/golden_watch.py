@@ -53,6 +53,7 @@ class GoldenWatch:
         self._restricted: set[str] = set() if hasattr(config, "workerinput") else set(_restrictions(config))
         self._told: list[Told] = []
         self._merged: Usage | None = None
+        self._unwritten = ""
 
     def note_collected(self, report: pytest.CollectReport) -> None:
         """Remember the tests of a collector, those too that are deselected later."""
@@ -92,9 +93,8 @@ class GoldenWatch:
             return  # no golden anywhere: nothing of the library is imported
         self._merged = self._merge(told)
         if self._run.artifacts is not None and (self._merged.used or self._merged.present):
-            self._run.artifacts.mkdir(parents=True, exist_ok=True)
-            importlib.import_module("specalign.golden.usage").write_usage(self._merged, self._run.artifacts)
-        if (self._merged.shared or self._unmatched()) and session.exitstatus == pytest.ExitCode.OK:
+            self._write_record(self._run.artifacts, self._merged)
+        if (self._merged.shared or self._unmatched() or self._unwritten) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -104,6 +104,13 @@ class GoldenWatch:
             for line in lines:
                 terminalreporter.line(line)
 
+    def _write_record(self, folder: Path, record: Usage) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            importlib.import_module("specalign.golden.usage").write_usage(record, folder)
+        except (OSError, ValueError) as error:  # an InputError is a ValueError
+            self._unwritten = f"FAILED: the record of used goldens cannot be written to {folder}: {error}"
+
     def _lines(self) -> Iterator[str]:
         yield from sorted({line for one in self._told for line in one.written})
         usage = self._merged
@@ -111,6 +118,7 @@ class GoldenWatch:
             return
         for golden, tests in usage.shared.items():
             yield f"COLLISION: {golden} was used by {' and '.join(tests)}: give the tests, or their results, other names"
+        yield from [self._unwritten] if self._unwritten else []
         for pattern in self._unmatched():
             yield f"FAILED: --specalign-golden-force={pattern} fits no golden of this run: nothing was written for it"
         if not usage.incomplete and usage.unused:

@@ -59,6 +59,13 @@ def test_they_are_cut_to_the_limit_and_the_report_says_so(run: Run, suite: Path)
     assert "expected: ['h'] (F32 [1024, 256]): rows 444 to 955 of 1024" in (folder / "report.txt").read_text()
 
 
+def test_a_folder_that_cannot_be_written_does_not_hide_what_was_found(run: Run, suite: Path) -> None:
+    (suite / "out").write_text("a file is in the way")
+    result = run("--specalign-artifacts=out")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*both sides could not be written: *", "E*first at [[]700, 3]*", "FAILED: the record *"])
+
+
 def test_without_a_folder_nothing_is_written_and_the_hook_is_told_all_the_same(run: Run, suite: Path) -> None:
     run().assert_outcomes(failed=1)
     assert list(suite.rglob("*actual*")) == list(suite.rglob("report.txt")) == []

@@ -70,7 +70,8 @@ PARTS = {
     "-x": ("-x", "--fail"),
     "--maxfail": ("--maxfail=1", "--fail"),
     "a failure": ("--fail",),
-    "an error": ("--break",),
+    "an error at setup": ("--break",),
+    "an error at teardown": ("--late",),
     "a collection error": ("--continue-on-collection-errors",),
     "--collect-only": ("--collect-only",),
     "a shard": ("--shard",),
@@ -79,7 +80,7 @@ PARTS = {
 CONFTEST = """
 import pytest
 
-NAMES = ("fail", "break", "shard")
+NAMES = ("fail", "break", "late", "shard")
 
 
 def pytest_addoption(parser):
@@ -97,6 +98,8 @@ def pytest_collection_modifyitems(config, items):
 def broken(request):
     plain = request.node.name == "test_plain"
     assert not (plain and request.config.getoption("my_break"))
+    yield
+    assert not (plain and request.config.getoption("my_late"))
 
 
 def pytest_runtest_call(item):

@@ -59,6 +59,41 @@ def test_the_second_worker_must_agree_with_the_first(run: Run, pytester: pytest.
     run("--dist=each", "--tx=2*popen", "--specalign-golden=new").assert_outcomes(passed=1, failed=1)
 
 
+MEANWHILE = """
+import contextlib
+
+import numpy
+
+from specalign.golden import files
+from specalign.golden.check import read_result
+from specalign.golden.environment import named_environment
+from specalign.golden.keys import Key
+
+waits = files.locked
+
+
+@contextlib.contextmanager
+def locked(place):
+    with waits(place):  # as if another worker had held the lock, and had written its result
+        key = Key("test_it.py", "", "test_f", None)
+        files.write_golden(place, key, named_environment("cpu"), read_result("", numpy.full(4, 7), None), "values")
+    with waits(place):
+        yield
+
+
+files.locked = locked
+"""
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(7, "passed"), (8, "failed")])
+def test_what_another_worker_wrote_while_this_one_waited_counts(
+    run: Run, pytester: pytest.Pytester, value: int, outcome: str
+) -> None:
+    pytester.makeconftest(MEANWHILE)
+    pytester.makepyfile(test_it=f"import numpy\n\ndef test_f(golden):\n    golden.check(tensors=numpy.full(4, {value}))\n")
+    run("--specalign-golden=new").assert_outcomes(**{outcome: 1})
+
+
 SHARED = """
 import numpy
 

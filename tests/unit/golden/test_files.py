@@ -101,13 +101,14 @@ def test_writing_again_replaces_the_golden_and_its_other_form(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == [golden.path.name]
 
 
-def test_a_failed_write_leaves_the_old_golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["specalign.dump.files.os.fsync", "pathlib.Path.replace"])
+def test_a_failed_write_leaves_the_old_golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     before = written(tmp_path, np.ones(3)).path.read_bytes()
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specalign.dump.files.os.fsync", full)
+    monkeypatch.setattr(step, full)
     with pytest.raises(GoldenError, match="the disk is full"):
         written(tmp_path, np.zeros(3))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
