@@ -97,8 +97,7 @@ class TensorSide(Side):
         return found
 
     def refuse_to_write(self) -> tuple[str, ...]:
-        bad = library("check").illegal_values(self.asked.name, self.leaves, self.asked.allow_nonfinite)
-        return tuple(f"no golden is written of this result: {text}" for text in bad)
+        return _refusals(library("check").illegal_values(self.asked.name, self.leaves, self.asked.allow_nonfinite))
 
     def write(self, place: Place, config: pytest.Config) -> Path:
         files = library("files")
@@ -127,6 +126,9 @@ class DumpSide(Side):
         found: GoldenReport = library("dumps").check_dump(golden, self.dump, self.environment, self.mode)
         return found
 
+    def refuse_to_write(self) -> tuple[str, ...]:
+        return _refusals(library("dumps").illegal_values(self.dump))
+
     def write(self, place: Place, config: pytest.Config) -> Path:
         hashed = self.asked.keep == "fingerprint"
         path: Path = library("dumps").write_dump(place, self.key, self.environment, self.dump, fingerprint=hashed)
@@ -135,6 +137,10 @@ class DumpSide(Side):
     def write_artifacts(self, folder: Path, report: GoldenReport, golden: Golden, limit: int) -> None:
         opened = library("dumps").open_golden_dump(golden)
         library("artifacts").write_dump_sides(folder, report, opened, self.dump, limit)
+
+
+def _refusals(bad: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"no golden is written of this result: {text}" for text in bad)
 
 
 def library(module: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -60,6 +61,45 @@ def test_a_dump_is_no_golden_of_tensors_nor_kept_in_a_store(run: Run, pytester: 
     run("--specalign-golden=new").assert_outcomes(passed=1)
     pytester.makepyfile(test_it="import numpy\n\ndef test_f(golden):\n    golden.check('layers', tensors=numpy.ones(1))\n")
     run().stdout.fnmatch_lines(["E*is a golden of the form dump, which holds no tensors"])
+
+
+RECORDED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_tokens = torch.nn.Embedding(16, 4)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        with torch.no_grad():
+            self.layers[1].bias[2] += ADD
+
+    def forward(self, input_ids):
+        hidden = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_f(golden, layer_dump):
+    model = Model()
+    with layer_dump(model) as recording:
+        model(torch.arange(6)[None])
+    golden.check("layers", dump=recording.path)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_recording_of_a_model_is_held_against_one(run: Run, pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(test_it=RECORDED.replace("ADD", "0"))
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    run().assert_outcomes(passed=1)
+    path.write_text(RECORDED.replace("ADD", "0.5"))
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*first at boundary.2 (after block 1)*"])  # boundaries 0 and 1 agree
 
 
 def test_every_row_of_a_dump_is_observed_in_a_bitwise_test(run: Run, pytester: pytest.Pytester) -> None:

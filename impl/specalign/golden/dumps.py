@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from specalign.compare.layerwise import compare_dumps
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.result import CompareReport
+from specalign.compare.values import AllowNonfinite, any_illegal, illegal
 from specalign.dump.convert import convert
 from specalign.dump.fingerprint import fingerprint_rows
+from specalign.dump.keys import MAY_BE_INFINITE
 from specalign.dump.opening import open_dump
 from specalign.dump.passes import Dump
 from specalign.golden.check import GoldenReport
@@ -137,11 +139,26 @@ def _ends(report: CompareReport) -> Iterator[str]:
 
 
 def observed(dump: Dump) -> dict[str, NDArray[np.uint64]]:
-    """The fingerprints of every row under every key of every pass: what must not change from run to run."""
+    """The fingerprints of every row of a request under every key of every pass: what must not change from run to run."""
     found: dict[str, NDArray[np.uint64]] = {}
     for info in dump.infos():
-        for name, tensor in dump.load(info).items():
+        counted = dump.rows(info).counted  # what padding holds is nobody's
+        for name, tensor in dump.load(info).items() if counted.any() else ():
             data = tensor.data if tensor.spec.fingerprint else fingerprint_rows(tensor.data)
-            if len(data):
-                found[f"rank {info.rank} pass {info.number} {name}"] = data
+            found[f"rank {info.rank} pass {info.number} {name}"] = data[counted]
     return found
+
+
+def illegal_values(dump: Dump) -> tuple[str, ...]:
+    """Non-finite values that must not be in a golden, one line for each key of a pass: −inf is legal in logits and log-probs."""
+    found = []
+    for info in dump.infos():
+        counted = dump.rows(info).counted
+        for name, tensor in dump.load(info).items():
+            allow: AllowNonfinite = "inf" if name in MAY_BE_INFINITE else "no"
+            if not tensor.spec.fingerprint and any_illegal(tensor.data, tensor.dtype, allow):
+                rows = illegal(tensor.data, tensor.dtype, allow).reshape(len(tensor.data), -1).any(axis=1) & counted
+                if rows.any():
+                    count, first = int(rows.sum()), int(rows.argmax())
+                    found.append(f"{info.where}: {name}: {count} rows hold non-finite values, row {first} first")
+    return tuple(found)

@@ -129,6 +129,41 @@ def test_an_architecture_and_a_form_that_do_not_fit_are_refused(tmp_path: Path) 
         held(written(tmp_path / "t", np.ones(3)), tmp_path / "a")
 
 
+def with_padding(folder: Path, key: str, values: list[float], kinds: list[int]) -> Path:
+    """One pass of rows of one F32 value each, of these kinds."""
+    rows = made.rows_of([(None if kind == 2 else "a", at, at, kind) for at, kind in enumerate(kinds)])
+    bits = np.array(values, "f4").reshape(-1, 1).view("u4")
+    with made.DumpWriter(folder, made.manifest()) as writer:
+        writer.write_pass(rows, [made.RawTensor(made.TensorSpec(key, "F32", bits.shape), bits)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "lines"),
+    [
+        ("boundary.1", [1.0, np.nan, 2.0], 1),
+        ("boundary.1", [1.0, -np.inf, 2.0], 1),
+        ("boundary.1", [1.0, 3.0, np.nan], 0),  # the last row is padding
+        ("logits", [1.0, -np.inf, 2.0], 0),
+        ("logits", [1.0, np.nan, 2.0], 1),
+    ],
+)
+def test_values_that_no_golden_may_hold_are_found(tmp_path: Path, key: str, values: list[float], lines: int) -> None:
+    found = dumps.illegal_values(open_dump(with_padding(tmp_path / "d", key, values, [0, 0, 2])))
+    assert len(found) == lines
+    assert all(f"{key}: 1 rows hold non-finite values, row 1 first" in line for line in found)
+
+
+def test_what_is_observed_of_a_dump_leaves_padding_out(tmp_path: Path) -> None:
+    one = with_padding(tmp_path / "a", "boundary.1", [1.0, 2.0, 3.0], [0, 0, 2])
+    two = with_padding(tmp_path / "b", "boundary.1", [1.0, 2.0, 4.0], [0, 0, 2])
+    three = with_padding(tmp_path / "c", "boundary.1", [1.0, 2.5, 3.0], [0, 0, 2])
+    first, second, third = (dumps.observed(open_dump(path))["rank 0 pass 0 boundary.1"].tolist() for path in (one, two, three))
+    assert len(first) == 2
+    assert first == second
+    assert first != third
+
+
 def test_a_dump_without_rows_is_no_result(tmp_path: Path) -> None:
     with made.DumpWriter(tmp_path / "a", made.manifest()) as writer:
         writer.write_pass(made.no_rows(), [])
