@@ -28,7 +28,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare bench-golden conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-start     what the plugin and the command cost at start"
 	@echo "make bench-plugin    what the plugin costs a test, and what a GPU lease costs"
 	@echo "make bench-compare   how fast two dumps are compared, and in how much memory"
+	@echo "make bench-golden    how fast a result is held against its golden"
 	@echo "make gpu-test gpu-bench   on a machine with a GPU"
 	@echo "make clean           remove the virtual environment and everything that was built"
 
@@ -150,6 +151,9 @@ bench-plugin: $(RUN_STAMP)
 
 bench-compare: $(TEST_STAMP)
 	$(BIN)/python benchmarks/compare.py
+
+bench-golden: $(RUN_STAMP)
+	$(BIN)/python benchmarks/golden.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

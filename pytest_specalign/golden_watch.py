@@ -89,7 +89,7 @@ class GoldenWatch:
             self._config.workeroutput[_OUTPUT] = dataclasses.asdict(told[0])
             return
         self._told = told
-        if not any(one.usage["used"] or any(map(os.path.isdir, one.folders)) for one in told):
+        if not self._run.patterns and not any(one.usage["used"] or any(map(os.path.isdir, one.folders)) for one in told):
             return  # no golden anywhere: nothing of the library is imported
         self._merged = self._merge(told)
         if self._run.artifacts is not None and (self._merged.used or self._merged.present):

@@ -80,5 +80,7 @@ def test_a_name_that_fits_nothing_fails_the_run(run: Run, pytester: pytest.Pytes
     result = run("--specalign-golden=update", "--specalign-golden-force=*test_g*,*[a]", *workers, CI="true")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["FAILED: --specalign-golden-force=*test_g* fits no golden of this run*"])
+    pytester.makepyfile(test_it="def test_plain():\n    pass\n")
+    assert run("--specalign-golden=new", "--specalign-golden-force=*test_f*", *workers).ret == pytest.ExitCode.TESTS_FAILED
     assert "force=*[a]" not in result.stdout.str().partition("specalign goldens")[2]
     assert result.ret == pytest.ExitCode.TESTS_FAILED
