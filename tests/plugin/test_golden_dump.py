@@ -109,3 +109,27 @@ def test_every_row_of_a_dump_is_observed_in_a_bitwise_test(run: Run, pytester: p
     result = run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*run 2, 'golden layers'[[]'rank 0 pass 1 boundary.2'] (U64 [[]1, 2]): element *"])
+
+
+ILLEGAL = """
+import sys
+
+import numpy
+
+sys.path.insert(0, ROOT)
+from tests.unit.golden.test_dumps import with_padding
+
+
+def test_f(golden, tmp_path):
+    golden.check("layers", dump=with_padding(tmp_path / "d", "boundary.1", [1.0, numpy.nan], [0, 0]), keep="fingerprint")
+"""
+
+
+def test_no_golden_is_made_of_a_dump_with_illegal_values(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ILLEGAL.replace("ROOT", repr(str(ROOT))))
+    result = run("--specalign-golden=new")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E*no golden is written of this result: *boundary.1: 1 rows hold non-finite values, row 1 first"]
+    )
+    assert not (pytester.path / "__golden__").exists()
