@@ -15,6 +15,7 @@ from pytest_specalign.golden_keys import owner_of
 from pytest_specalign.golden_run import get_fetcher, get_run
 from pytest_specalign.golden_sides import KEEPS, Asked, DumpSide, Side, TensorSide, library
 from pytest_specalign.state import RUNNING
+from pytest_specalign.verdicts import Comparison, Verdict, note_comparison
 
 if TYPE_CHECKING:
     from specalign.compare.leaves import Leaf
@@ -168,8 +169,17 @@ class Checker:
         return side.report(path, (), compared=1)
 
     def _pass(self, side: Side, report: GoldenReport) -> GoldenReport:
-        self._item.user_properties.append((_property(side), report.verdict))
+        self._note(side, report)
         return report
+
+    def _note(self, side: Side, report: GoldenReport) -> None:
+        """For JUnit, the summary and the overview of the run."""
+        self._item.user_properties.append((_property(side), report.verdict))
+        compared, differing, unit = report.counts
+        verdict: Verdict = "equal" if report.ok else "different" if differing else "not-proven"
+        artifacts = () if report.artifacts is None else (str(report.artifacts),)
+        name = side.key.name or "result"
+        note_comparison(self._item, Comparison(name, verdict, compared, differing, unit, "golden", report.first_line, artifacts))
 
     def _fail(self, side: Side, report: GoldenReport, golden: Golden | None) -> GoldenReport:
         if self._run.artifacts is not None and golden is not None:
@@ -179,7 +189,7 @@ class Checker:
                 report = dataclasses.replace(report, artifacts=folder)
             except library("artifacts").InputError as error:  # what was found must not get lost over it
                 report = dataclasses.replace(report, problems=(*report.problems, f"both sides could not be written: {error}"))
-        self._item.user_properties.append((_property(side), report.verdict))
+        self._note(side, report)
         self._item.config.hook.pytest_specalign_divergence(config=self._item.config, report=report)
         return report
 

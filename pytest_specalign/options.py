@@ -212,7 +212,7 @@ OPTIONS = (
         _one_of(*GOLDEN_MODES),
         default="check",
     ),
-    Option("golden_dir", "Folder of the goldens, in place of a __golden__ beside each test.", "DIR", _path),
+    Option("golden_dir", "Folder of the goldens.", "DIR", _path, default="__golden__ beside each test"),
     Option(
         "golden_force",
         "Write only goldens whose key fits, also in CI; * stands for anything. Repeatable; the variable and the ini value take"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -96,7 +98,25 @@ def test_a_failure_says_where_and_by_how_much(run: Run, suite: Path, pytester: p
             "E*golden: */sub/__golden__/test_it.py~TestA~test_m.cpu.safetensors",
         ]
     )
-    assert 'name="specalign_golden_result" value="different, at most 1 ulp"' in (pytester.path / "junit.xml").read_text()
+    told = properties(pytester.path / "junit.xml")
+    assert told["specalign_golden_result"] == "different, at most 1 ulp"
+    noted = json.loads(told["specalign_comparison"])
+    assert (noted["kind"], noted["name"], noted["verdict"], noted["unit"]) == ("golden", "result", "different", "tensors")
+    assert (noted["compared"], noted["differing"]) == (1, 1)
+    assert "first at []: 0x3ff0000000000000 (1.0) in the golden" in noted["first"]
+
+
+def test_goldens_that_agree_are_comparisons_of_the_run(run: Run, suite: Path, pytester: pytest.Pytester) -> None:
+    run("--specalign-golden=new")
+    run("-k", "test_m", "--junit-xml=junit.xml").assert_outcomes(passed=1, deselected=2)
+    noted = json.loads(properties(pytester.path / "junit.xml")["specalign_comparison"])
+    assert (noted["verdict"], noted["compared"], noted["differing"], noted["first"]) == ("equal", 1, 0, "")
+
+
+def properties(file: Path) -> dict[str, str]:
+    """The properties of the only test of a JUnit file."""
+    (case,) = ElementTree.parse(file).getroot().iter("testcase")  # pytest's own file
+    return {found.get("name") or "": found.get("value") or "" for found in case.iter("property")}
 
 
 def test_a_tolerance_is_asked_for_by_name(run: Run, pytester: pytest.Pytester) -> None:

@@ -99,6 +99,23 @@ class GoldenReport:
         ulp = self.max_ulp
         return "different" if ulp is None else f"different, at most {ulp_text(ulp)}"
 
+    @property
+    def counts(self) -> tuple[int, int, str]:
+        """How many were compared, how many of them differ, and of what."""
+        if self.compare is None:
+            return self.compared, min(len(self.checks), self.compared), "tensors"
+        return self.compared, min(max((key.rows_mismatching for key in self.compare.keys), default=0), self.compared), "rows"
+
+    @property
+    def first_line(self) -> str:
+        """The first thing that is wrong, in one line; empty if nothing is."""
+        if self.ok:
+            return ""
+        found = [*(check.text for check in self.checks), *self.problems]
+        if not found and self.compare is not None:
+            found = [self.compare.format()]
+        return found[0].splitlines()[0].strip() if found else self.verdict
+
     def format(self) -> str:
         """Where, by how much, and what else is different."""
         lines = [f"golden {self.key.text}: {self.verdict}"]

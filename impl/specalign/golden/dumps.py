@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from specalign.compare.layerwise import compare_dumps
 from specalign.compare.modes import BITS, Mode
 from specalign.compare.result import CompareReport
-from specalign.compare.values import AllowNonfinite, any_illegal, illegal
 from specalign.dump.convert import convert
 from specalign.dump.fingerprint import fingerprint_rows
 from specalign.dump.keys import MAY_BE_INFINITE
+from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal
 from specalign.dump.opening import open_dump
 from specalign.dump.passes import Dump
 from specalign.golden.check import GoldenReport
