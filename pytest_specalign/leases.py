@@ -156,7 +156,7 @@ def _leased(config: pytest.Config, mark: GpuMark, who: str, item: pytest.Item | 
     account = Account.open(pool, lease, config.stash.get(MEMORY, {}))
     config.stash[MEMORY] = account.memory
     yield lease
-    if isinstance(item, pytest.Function):
+    if isinstance(item, pytest.Function) and item.funcargs:  # None where the run was interrupted
         item.funcargs.clear()  # pytest keeps what the test's own fixtures returned until the very end; they are over
     try:
         left = account.close(memory=item is None or BROKE not in item.stash)
