@@ -77,9 +77,10 @@ demo: $(RUN_STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(TEST_STAMP)
-	@SPECALIGN_TRITON=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/browser \
+	@SPECALIGN_TRITON=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/browser --ignore=tests/workflows \
 		--ignore=tests/conformance/sglang; status=$$?; \
 	echo "The report was NOT looked at in a browser: make browser-test does that."; \
+	echo "The shell of the workflows was NOT run: make workflows does that."; \
 	if [ -d tests/gpu ]; then \
 		echo "GPU tests were NOT run: this is the CPU run. make gpu-test runs them, on a machine with a GPU."; \
 	else \
@@ -101,6 +102,7 @@ workflows: $(DEV_STAMP)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions $(ACTIONS)
 	$(BIN)/zizmor --offline --no-progress $(WORKFLOWS) $(ACTIONS)
+	$(BIN)/pytest tests/workflows
 
 faults: $(TEST_STAMP)
 	$(BIN)/python -m tests.faults.table

@@ -35,7 +35,15 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, clean_env: None, plugin_path: list[str]) -> Run:
+def run(
+    request: pytest.FixtureRequest,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    clean_env: None,
+    plugin_path: list[str],
+) -> Run:
+    if request.module.__name__.endswith("_contract"):  # users of hypothesis have its plugin
+        return Run(pytester, monkeypatch, plugin_path, always=())
     return Run(pytester, monkeypatch, plugin_path)
 
 

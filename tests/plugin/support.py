@@ -44,19 +44,27 @@ def is_installed() -> bool:
     return any(entry.value == "specalign" for entry in importlib.metadata.entry_points(group="pytest11", name="specalign"))
 
 
+STRANGERS = ("-p", "no:anyio", "-p", "no:hypothesispytest")
+"""Plugins that happen to be installed here, and take longer to import than all the rest of a run of one small test."""
+
+
 @dataclasses.dataclass
 class Run:
-    """Starts pytest in a subprocess, in pytester's folder, in an environment that names none of our variables."""
+    """Starts pytest in a subprocess, in pytester's folder, in an environment that names none of our variables.
+
+    `always` comes before the arguments of each run.
+    """
 
     pytester: pytest.Pytester
     monkeypatch: pytest.MonkeyPatch
     path: list[str]
+    always: tuple[str, ...] = STRANGERS
 
     def __call__(self, *args: str, **env: str) -> pytest.RunResult:
         for name, value in env.items():
             self.monkeypatch.setenv(name, value)
         self.monkeypatch.setenv("PYTHONPATH", os.pathsep.join(self.path))
-        result = self.pytester.runpytest_subprocess(*args)
+        result = self.pytester.runpytest_subprocess(*self.always, *args)
         for name in env:
             self.monkeypatch.delenv(name)
         return result

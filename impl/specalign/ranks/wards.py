@@ -7,9 +7,14 @@ import signal
 import socket
 import subprocess
 import time
+from typing import Final
 
 STATES = {"s": "started", "j": "joined", "r": "returned", "f": "failed"}
 """What a rank says in one byte: it can show its stacks; it has joined; its result, or its failure, lies in the folder."""
+
+NOTICED_AFTER: Final = 1.0
+"""Seconds that a process may have been dead before it is noticed. The exception of a peer, which lost its connection to it, may
+be told before: by so much an end counts as earlier, so that the cause is called the first to fail and not what follows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Ward:
         self.hear()
         self._code = self.process.returncode = code
         if self.broke is None and not self._killed and (self.state != "returned" or code):
-            self.broke = time.monotonic()
+            self.broke = time.monotonic() - NOTICED_AFTER
 
     def let_go(self) -> None:
         """It may take down its group and end."""
