@@ -129,8 +129,13 @@ class Eagle3Layer(nn.Module):
         """`embeds` and `hidden` [..., T, hidden_size] → the residual stream after this layer, and its keys and values."""
         taken, residual = self.inputs(embeds, hidden)
         attended, kv = self.self_attn(taken, turn, seen, past)
+        return self.after_attention(residual, attended), kv
+
+    def after_attention(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The residual stream after this layer, [..., hidden_size], out of what attention gave."""
         hidden = residual + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden)), kv
+        out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
     def inputs(self, embeds: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What attention takes, and the residual that its result is added to."""

@@ -81,9 +81,7 @@ def _layer(
     memory: _Memory,
 ) -> torch.Tensor:
     taken, residual = layer.inputs(embeds, hidden)
-    hidden = residual + _attend(layer.self_attn, taken, turn, seen, memory, layer.window)
-    out: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return out
+    return layer.after_attention(residual, _attend(layer.self_attn, taken, turn, seen, memory, layer.window))
 
 
 def _attend(
