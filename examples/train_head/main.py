@@ -32,7 +32,7 @@ from training import Recipe, Stored, store_states, train_head  # noqa: E402
 
 from specalign.draft import Eagle3Head, make_vocab, parse_eagle3_config  # noqa: E402
 
-LAYERS, VOCABULARY = 30, 49152
+VOCABULARY = 49152
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 576,
     "target_hidden_size": 576, "num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
@@ -146,15 +146,10 @@ def one(name: str, args: argparse.Namespace, texts: Texts, stored: Stored, held:
         log.append({key: round(value, 6) for key, value in line.items()})
         if len(log) % 5 == 1:
             print(name, log[-1], flush=True)
-    head.requires_grad_(False).eval()
-    length = measure(head, held, HEADS[name][0])
+    tensors = tensors_of(head)  # of what was trained: before nothing is
+    length = measure(head.requires_grad_(False).eval(), held, HEADS[name][0])
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
-    head.requires_grad_(True)
-    head.embed_tokens.weight.requires_grad_(False)
-    if head.lm_head is not None and head.config.draft_vocab_size is None:
-        head.lm_head.weight.requires_grad_(False)
-    tensors = tensors_of(head)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_of(name), indent=2) + "\n", "utf-8")
     facts = {"recipe": dataclasses.asdict(recipe), "texts": len(texts), "acceptance_length": length, "torch": torch.__version__,
