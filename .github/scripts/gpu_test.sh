@@ -4,7 +4,7 @@
 #   STAGE SHARD GPUS TESTS     as in gpu_stages.toml; SHARD is I/N
 #   SELECT                     pytest's -m; empty takes all
 #   MINUTES                    for the tests; LEASE_SECONDS for waiting until GPUs are free
-#   OUT                        folder for account.json, junit.xml, report.html and artifacts/; must not be there yet
+#   REPORTS                    folder for account.json, junit.xml, report.html and artifacts/; must not be there yet
 #   GOLDEN                     check, new or update; default: check
 #   FORCE                      with new and update: the goldens to write, as --specalign-golden-force takes them
 #
@@ -30,7 +30,7 @@ if [[ $GOLDEN != check ]]; then
     [[ -n ${FORCE:-} ]] || refuse "GOLDEN is '$GOLDEN' and FORCE is empty: in CI a golden is written only if it is named"
     golden+=(--specalign-golden-force="$FORCE")
 fi
-[[ ! -e $OUT ]] || refuse "$OUT is there already: reports of another run would be taken for this one's"
+[[ ! -e $REPORTS ]] || refuse "$REPORTS is there already: reports of another run would be taken for this one's"
 read -r -a tests <<<"$TESTS"
 ((${#tests[@]})) || refuse "TESTS is empty"
 for path in "${tests[@]}"; do
@@ -39,13 +39,13 @@ done
 select=()
 if [[ -n ${SELECT:-} ]]; then select=(-m "$SELECT"); fi
 
-mkdir -p "$OUT/artifacts"
+mkdir -p "$REPORTS/artifacts"
 export PYTHONPATH="$scripts${PYTHONPATH:+:$PYTHONPATH}"
 exec specalign lease --count "$GPUS" --timeout "$LEASE_SECONDS" -- \
     python "$scripts/gpu_health.py" --gpus "$GPUS" -- \
     timeout --signal=INT --kill-after=120s "${MINUTES}m" \
     python -m pytest -p specalign -p ci_shard -p no:cacheprovider \
-    --ci-stage="$STAGE" --ci-shard="$SHARD" --ci-account="$OUT/account.json" \
+    --ci-stage="$STAGE" --ci-shard="$SHARD" --ci-account="$REPORTS/account.json" \
     --specalign-gpu-policy=require --specalign-waivers=.github/gpu_waivers.toml "${golden[@]}" \
-    --specalign-artifacts="$OUT/artifacts" --specalign-report="$OUT/report.html" --junit-xml="$OUT/junit.xml" \
+    --specalign-artifacts="$REPORTS/artifacts" --specalign-report="$REPORTS/report.html" --junit-xml="$REPORTS/junit.xml" \
     "${select[@]}" -- "${tests[@]}"
