@@ -36,12 +36,11 @@ class Replay:
 
 @torch.no_grad()
 def replay_texts(model: nn.Module, tokenizer: Any, prompts: list[str], new: int) -> Replay:
-    """Greedy runs in float32, one prompt at a time."""
+    """Greedy runs in float32, all prompts at once; then a pass of its own over each for its states."""
     layers: int = model.config.num_hidden_layers  # type: ignore[assignment, union-attr]
     device, runs = next(model.parameters()).device, []
-    for prompt in prompts:
-        row: list[int] = tokenizer(as_chat(prompt), add_special_tokens=False)["input_ids"]
-        (said,) = sample(model, [row], new, 0.0)
+    rows: list[list[int]] = [tokenizer(as_chat(prompt), add_special_tokens=False)["input_ids"] for prompt in prompts]
+    for row, said in zip(rows, sample(model, rows, new, 0.0), strict=True):
         tokens = torch.tensor(row + said, device=device)
         with capture_states(model, list(range(layers + 1))) as capture:
             model(input_ids=tokens[None], use_cache=False, logits_to_keep=1)

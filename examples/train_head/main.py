@@ -110,6 +110,7 @@ def prepare(work: Path, device: str, quick: bool) -> tuple[torch.nn.Module, Text
         work.mkdir(parents=True, exist_ok=True)
         torch.save((texts.tokens.to(torch.int32), texts.begins, texts.ends), file)
     texts = Texts(texts.tokens.long(), texts.begins, texts.ends)
+    print(f"{len(texts)} texts written or read", flush=True)
     return model, texts, replay_texts(model, tokenizer, held, new=8 if quick else 64)
 
 
