@@ -1,0 +1,19 @@
+"""Acceptance figures: rounds, lengths, intervals, whether two runs differ. numpy only; `specalign.speculate` makes the counts."""
+
+from specalign.acceptance.errors import AcceptanceError
+from specalign.acceptance.metrics import Acceptance, Difference, Interval, difference, measure
+from specalign.acceptance.rounds import PromptRounds, Round, Rounds, accepted_prefix, replay_rounds
+
+__all__ = [
+    "Acceptance",
+    "AcceptanceError",
+    "Difference",
+    "Interval",
+    "PromptRounds",
+    "Round",
+    "Rounds",
+    "accepted_prefix",
+    "difference",
+    "measure",
+    "replay_rounds",
+]
