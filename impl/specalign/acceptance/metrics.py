@@ -1,7 +1,7 @@
 """Acceptance figures of a run, their intervals over prompts, and whether two runs can be told apart. numpy only.
 
-The **acceptance length** is tokens gained over rounds, of all prompts together: 1 for a drafter that is never right, at most k + 1
-for chains of k. Prompts are the unit that is drawn: rounds of one prompt resemble each other, so an interval over rounds would
+The **acceptance length** is tokens gained over rounds, of all prompts together: 1 for a drafter that is never right, at most
+k + 1 for chains of k. Prompts are the unit that is drawn: rounds of one prompt resemble each other, so an interval over rounds would
 be too narrow. Two runs on the same prompts are compared prompt by prompt (paired), which takes out how hard each prompt is.
 
 Intervals are percentile bootstrap intervals (Efron 1979) of the ratio of sums, with a fixed seed: the same counts give the same
@@ -11,6 +11,7 @@ interval.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -153,10 +154,13 @@ def _sums(prompts: Sequence[PromptRounds]) -> tuple[NDArray[Any], NDArray[Any]]:
     return tokens, rounds
 
 
+@functools.lru_cache(maxsize=4)
 def draws(prompts: int) -> NDArray[Any]:
     """How often each prompt is drawn in each resample, [RESAMPLES, prompts]; the same for the same number of prompts."""
-    drawn: NDArray[Any] = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
-    return drawn.astype(np.float64)
+    drawn = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
+    made: NDArray[Any] = drawn.astype(np.float64)
+    made.flags.writeable = False  # it is kept
+    return made
 
 
 def _ratio(top: NDArray[Any], bottom: NDArray[Any]) -> NDArray[Any]:
