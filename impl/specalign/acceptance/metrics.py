@@ -1,8 +1,8 @@
 """Acceptance figures of a run, their intervals over prompts, and whether two runs can be told apart. numpy only.
 
 The **acceptance length** is tokens gained over rounds, of all prompts together: 1 for a drafter that is never right, at most
-k + 1 for chains of k. Prompts are the unit that is drawn: rounds of one prompt resemble each other, so an interval over rounds would
-be too narrow. Two runs on the same prompts are compared prompt by prompt (paired), which takes out how hard each prompt is.
+k + 1 for chains of k. Prompts are the unit that is drawn: rounds of one prompt resemble each other, so an interval over rounds
+would be too narrow. Two runs on the same prompts are compared prompt by prompt (paired), which takes out how hard each prompt is.
 
 Intervals are percentile bootstrap intervals (Efron 1979) of the ratio of sums, with a fixed seed: the same counts give the same
 interval.
@@ -164,10 +164,11 @@ def draws(prompts: int) -> NDArray[Any]:
 
 
 def _ratio(top: NDArray[Any], bottom: NDArray[Any]) -> NDArray[Any]:
-    """sum(top) / sum(bottom) in each resample; resamples without any count are left out as NaN."""
+    """sum(top) / sum(bottom) in each resample; NaN in one that drew no round at all."""
     weights = draws(len(top))
     below = weights @ bottom
-    return np.divide(weights @ top, below, out=np.full(len(below), np.nan), where=below > 0)
+    ratio: NDArray[Any] = np.divide(weights @ top, below, out=np.full(len(below), np.nan), where=below > 0)
+    return ratio
 
 
 def _interval(resampled: NDArray[Any], value: float) -> Interval:
