@@ -62,3 +62,26 @@ class KVCache:
             return
         self._positions = self._positions[..., :length]
         self._layers = tuple(LayerKV(kv.keys[..., :length, :], kv.values[..., :length, :]) for kv in self._layers)
+
+    def keep(self, columns: torch.Tensor) -> None:
+        """Keeps some tokens of each sequence of a batch, in this order.
+
+        Args:
+            columns: which of the S tokens, int [batch, K], 0 <= column < S.
+
+        Raises:
+            DraftError: there is no batch axis, or columns are not there.
+        """
+        if self._positions is None or self._positions.dim() != 2 or columns.shape[:-1] != self._positions.shape[:-1]:
+            held = None if self._positions is None else list(self._positions.shape)
+            raise DraftError(f"columns {list(columns.shape)} of a cache of {held} tokens: give [batch, K] of [batch, S]")
+        if columns.numel() and not 0 <= int(columns.min()) <= int(columns.max()) < len(self):
+            raise DraftError(f"columns {int(columns.min())}..{int(columns.max())} of a cache of {len(self)} tokens")
+        self._positions = self._positions.gather(-1, columns)
+        self._layers = tuple(LayerKV(gathered(kv.keys, columns), gathered(kv.values, columns)) for kv in self._layers)
+
+
+def gathered(part: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Some tokens of keys or values [batch, heads, S, head_dim]: columns int [batch, K] → [batch, heads, K, head_dim]."""
+    where = columns[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
+    return part.gather(2, where)

@@ -87,7 +87,13 @@ class Eagle3Head(nn.Module):
         return hidden
 
     def forward(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, cache: KVCache | None = None
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache | None = None,
+        *,
+        seen: torch.Tensor | None = None,
     ) -> DraftStep:
         """One pass over T new tokens.
 
@@ -96,6 +102,8 @@ class Eagle3Head(nn.Module):
             hidden: [..., T, hidden_size], from `combine_states` or `DraftStep.recycled`; never concatenated states.
             positions: int [..., T], or [T] for all rows of the batch alike; ascending strictly, also after the cached ones.
             cache: what was seen before; the new tokens are added to it. None for a pass that remembers nothing.
+            seen: bool [..., T, S], which cached and new tokens each new one sees, for trees and ragged batches: positions need
+                not ascend then. A sliding window narrows it further. By default every token at its own or an earlier position.
 
         Raises:
             DraftError: shapes that do not fit, or positions that do not ascend. The cache is then as it was.
@@ -104,12 +112,19 @@ class Eagle3Head(nn.Module):
         if tokens.numel() == 0:
             return DraftStep(hidden, hidden)
         cache = KVCache() if cache is None else cache
-        every = _with_past(cache, positions)
+        every = _with_past(cache, positions, ascending=seen is None)
+        if seen is not None and seen.shape != (*positions.shape, every.shape[-1]):
+            raise DraftError(
+                f"seen is {list(seen.shape)}; {list(tokens.shape)} tokens and {len(cache)} cached need"
+                f" {[*positions.shape, every.shape[-1]]}"
+            )
         turn = self.rotary(positions, hidden.dtype)
         embeds, kept = self.embed_tokens(tokens), []
         for index, layer in enumerate(self.layers):
-            seen = visible(positions, every, self.config.window(index))
-            hidden, kv = layer(embeds, hidden, turn, seen, cache.layer(index))
+            mask = visible(positions, every, self.config.window(index))
+            if seen is not None:
+                mask = mask & seen.unsqueeze(-3)
+            hidden, kv = layer(embeds, hidden, turn, mask, cache.layer(index))
             kept.append(kv)
         cache.commit(every, kept)
         normed = self.norm(hidden)
@@ -145,12 +160,14 @@ def _checked(config: Eagle3Config, vocab: DraftVocab | None) -> DraftVocab:
     return vocab
 
 
-def _with_past(cache: KVCache, positions: torch.Tensor) -> torch.Tensor:
-    """Positions of cached and new tokens, [..., S], ascending strictly."""
+def _with_past(cache: KVCache, positions: torch.Tensor, *, ascending: bool) -> torch.Tensor:
+    """Positions of cached and new tokens, [..., S], `ascending` strictly unless a mask says who sees whom."""
     past = cache.positions
     if past is not None and past.shape[:-1] != positions.shape[:-1]:
         raise DraftError(f"the cache holds a batch of {list(past.shape[:-1])}, these tokens are {list(positions.shape[:-1])}")
     every = positions if past is None else torch.cat((past, positions), dim=-1)
+    if not ascending:
+        return every
     if bool((every.diff(dim=-1) <= 0).any()) or bool((every[..., :1] < 0).any()):
         raise DraftError(
             f"positions must be >= 0 and ascend strictly: the new ones are {positions.flatten()[:8].tolist()}, the cache ends at"

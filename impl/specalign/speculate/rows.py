@@ -30,7 +30,7 @@ class _Memory:
 
 
 def draft_rows(
-    head: Eagle3Head, tokens: torch.Tensor, hidden: torch.Tensor, steps: int, *, teacher: bool = False
+    head: Eagle3Head, tokens: torch.Tensor, hidden: torch.Tensor, steps: int, *, first: int = 0, teacher: bool = False
 ) -> Iterator[DraftStep]:
     """Every step of every row's chain; step j is given before step j + 1 is computed.
 
@@ -39,37 +39,46 @@ def draft_rows(
         tokens: x[1..T], target tokens, int [batch, T]: row t holds x[t+1].
         hidden: of `Eagle3Head.combine_states`, [batch, T, hidden_size]: row t that of position t.
         steps: drafts of a chain, at least 1.
+        first: the row whose chain is the first one wanted, 0..T-1; rows before it are only seen.
         teacher: each step takes the text's own token, x[t+1+j], in place of the most likely draft. The last j rows of step j,
             whose tokens lie beyond the text, then mean nothing.
 
     Yields:
-        `DraftStep` with `normed` and `recycled` [batch, T, hidden_size] for each step.
+        `DraftStep` with `normed` and `recycled` [batch, T - first, hidden_size] for each step.
 
     Raises:
         DraftError: shapes that do not fit.
     """
-    if tokens.dim() != 2 or hidden.shape != (*tokens.shape, head.config.hidden_size) or steps < 1:
+    wanted = (*tokens.shape, head.config.hidden_size)
+    if tokens.dim() != 2 or hidden.shape != wanted or steps < 1 or not 0 <= first < tokens.shape[1]:
         raise DraftError(
-            f"tokens {list(tokens.shape)} and hidden {list(hidden.shape)} for {steps} steps: give [batch, T], [batch, T,"
-            f" {head.config.hidden_size}] and at least 1 step"
+            f"tokens {list(tokens.shape)} and hidden {list(hidden.shape)} for {steps} steps from row {first}: give [batch, T],"
+            f" [batch, T, {head.config.hidden_size}], at least 1 step and a row of 0..T-1"
         )
     places = torch.arange(tokens.shape[1], device=tokens.device)
+    rows, text = places, tokens  # the rows of this step
     memories = [_Memory() for _ in head.layers]
     for step in itertools.count():
-        turn = head.rotary(places + step, hidden.dtype)
+        turn = head.rotary(rows + step, hidden.dtype)
         embeds = head.embed_tokens(tokens)
         for index, layer in enumerate(head.layers):
             if not isinstance(layer, Eagle3Layer):
                 raise DraftError(f"layer {index} is a {type(layer).__name__}, not an Eagle3Layer")
-            seen = visible(places + step, places, head.config.window(index)) & visible(places, places, None)
+            seen = visible(rows + step, places, head.config.window(index)) & visible(rows, places, None)
             hidden = _layer(layer, embeds, hidden, turn, seen, memories[index])
+        if step == 0:
+            rows, hidden = rows[first:], hidden[:, first:]
         normed = head.norm(hidden)
         made = DraftStep(normed, normed if head.config.norm_output else hidden)
         yield made
         if step + 1 == steps:
             return
         hidden = made.recycled
-        tokens = tokens.roll(-1, dims=1) if teacher else head.vocab.to_target(head.logits(normed).argmax(-1))
+        if teacher:
+            text = text.roll(-1, dims=1)
+            tokens = text[:, first:]
+        else:
+            tokens = head.vocab.to_target(head.logits(normed).argmax(-1))
 
 
 def _layer(

@@ -88,3 +88,22 @@ def test_gradients_reach_every_parameter_through_the_last_step() -> None:
 def test_shapes_that_do_not_fit_are_refused(tokens: Any, hidden: Any, steps: int) -> None:
     with pytest.raises(DraftError, match="give \\[batch, T\\]"):
         next(draft_rows(make("one layer"), torch.zeros(tokens, dtype=torch.int64), torch.zeros(hidden), steps))
+
+
+@pytest.mark.parametrize("teacher", [False, True], ids=["own tokens", "the text's tokens"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [1, LENGTH - 1])
+def test_rows_before_the_first_wanted_are_only_seen(kind: str, teacher: bool, first: int) -> None:
+    head = make(kind)
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, 40, (2, LENGTH), generator=generator)
+    hidden = torch.randn(2, LENGTH, 16, generator=generator, dtype=torch.float64)
+    whole = list(draft_rows(head, tokens, hidden, STEPS, teacher=teacher))
+    part = list(draft_rows(head, tokens, hidden, STEPS, first=first, teacher=teacher))
+    for step, (all_rows, some) in enumerate(zip(whole, part, strict=True)):
+        rows = slice(first, LENGTH - step if teacher else LENGTH)  # what lies beyond the text means nothing
+        count = rows.stop - rows.start
+        if count <= 0:
+            continue
+        torch.testing.assert_close(some.normed[:, :count], all_rows.normed[:, rows], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(some.recycled[:, :count], all_rows.recycled[:, rows], rtol=1e-9, atol=1e-9)
