@@ -139,7 +139,9 @@ class Drafter:
         generator: torch.Generator | None,
     ) -> _Level:
         """The `width` children of each of F nodes, [batch, F * width]; their parents are places 0..F-1 (`ROOT` at the root)."""
-        head, logits = self._head, self._head.logits(normed).float()
+        head = self._head
+        logits = head.logits(normed)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         chances = None
         if temperature:
             narrow = (logits / temperature).softmax(-1)
@@ -175,10 +177,10 @@ def _chosen(levels: Sequence[_Level], nodes: int | None) -> Tree:
     if levels[0].chances is not None:
         chances = torch.cat([level.chances for level in levels if level.chances is not None], dim=1)
     if nodes is None or nodes >= tokens.shape[1]:
-        return Tree(tokens, parents, depths, chances)
+        return Tree(tokens, parents, depths, scores, chances)
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :nodes].sort(dim=1).values
     place = torch.full_like(parents, ROOT)
     place.scatter_(1, best, torch.arange(nodes, device=best.device).expand_as(best))
     kept = parents.gather(1, best)
     moved = torch.where(kept == ROOT, kept, place.gather(1, kept.clamp(min=0)))
-    return Tree(tokens.gather(1, best), moved, depths.gather(1, best))
+    return Tree(tokens.gather(1, best), moved, depths.gather(1, best), scores.gather(1, best))

@@ -21,6 +21,7 @@ class Tree:
         tokens: target tokens, int64 [batch, D].
         parents: the node that each follows, `ROOT` for the root, int64 [batch, D].
         depths: 1 for those that follow the root, int64 [batch, D].
+        scores: the head's log probability of the path to each node, float [batch, D].
         chances: the distributions that drew the tokens, over target tokens, float [batch, D, vocabulary]; None if they were
             chosen and not drawn.
     """
@@ -28,6 +29,7 @@ class Tree:
     tokens: torch.Tensor
     parents: torch.Tensor
     depths: torch.Tensor
+    scores: torch.Tensor
     chances: torch.Tensor | None = None
 
     @property

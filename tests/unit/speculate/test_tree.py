@@ -82,6 +82,8 @@ def test_the_tree_holds_the_most_likely_paths_of_those_followed(kind: dict[str, 
         return () if node == ROOT else (*path_of(parents[node]), said[node])
 
     assert {path_of(node) for node in range(9)} == wanted
+    exact = torch.tensor([brute(head, tokens, states, path_of(node)) for node in range(9)], dtype=torch.float64)
+    torch.testing.assert_close(tree.scores[0], exact, rtol=1e-9, atol=1e-9)
     assert [len(path_of(node)) for node in range(9)] == tree.depths[0].tolist()
     assert all(parent < node for node, parent in enumerate(parents))
 

@@ -1,0 +1,137 @@
+"""The before/after table: what each silent fault costs a head, and whether these prompts tell it apart from the right way."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from specalign.acceptance.metrics import Acceptance, Difference, Interval
+
+DEAD_AT_MOST: Final = 1.02
+"""A head that learnt nothing still guesses a token now and then, so its length is not 1 to the last digit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One way to feed and read a head.
+
+    Attributes:
+        name: "right", a fault, "random head" or "no drafting".
+        states: what the head was fed, as text.
+        fault: whether it must be told apart from "right".
+        acceptance: its figures.
+        difference: "right" minus this row, paired by prompt; None for "right" itself.
+        teacher: of each draft step, the share of right first choices where all tokens before are the text's own.
+        teacher_difference: of the first step, "right" minus this row.
+    """
+
+    name: str
+    states: str
+    fault: bool
+    acceptance: Acceptance
+    difference: Difference | None = None
+    teacher: tuple[Interval, ...] = ()
+    teacher_difference: Interval | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoopCheck:
+    """The real loop beside the replay, for one row.
+
+    Attributes:
+        row: which.
+        prompts: how many ran through both.
+        differing: those whose rounds are not the same.
+    """
+
+    row: str
+    prompts: int
+    differing: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """All rows of one head.
+
+    Attributes:
+        rows: "right" first.
+        loops: what the real loop said.
+        depth: drafts of a chain.
+        new_tokens: wanted of each answer.
+    """
+
+    rows: tuple[Row, ...]
+    loops: tuple[LoopCheck, ...]
+    depth: int
+    new_tokens: int
+
+    @property
+    def not_told_apart(self) -> tuple[Row, ...]:
+        """Faults that these prompts do not tell from the right way."""
+        return tuple(row for row in self.rows if row.fault and row.difference is not None and not row.difference.told_apart)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the table proves nothing, if so; each a sentence."""
+        found = [
+            f"{row.name!r} is not told apart from the right way by {row.acceptance.prompts} prompts"
+            + (f": about {row.difference.prompts_needed} would do" if row.difference and row.difference.prompts_needed else "")
+            for row in self.not_told_apart
+        ]
+        found += [
+            f"the dead control has a length of {row.acceptance.length.value:.3f}, more than {DEAD_AT_MOST}: it is right too often"
+            " for a head that learnt nothing"
+            for row in self.rows
+            if row.name == "random head" and row.acceptance.length.value > DEAD_AT_MOST
+        ]
+        found += [
+            f"the real loop and the replay count different rounds for {loop.row!r} on {len(loop.differing)} of"
+            f" {loop.prompts} prompts, first {loop.differing[0]!r}"
+            for loop in self.loops
+            if loop.differing
+        ]
+        return tuple(found)
+
+
+def format_table(table: Table) -> str:
+    """The table as text."""
+    head = ("", "fed", "length", "right - row", "per position", "teacher-forced", "")
+    lines = [head]
+    for row in table.rows:
+        figures = row.acceptance
+        lines.append(
+            (
+                row.name,
+                row.states,
+                str(figures.length),
+                "" if row.difference is None else str(row.difference.difference),
+                " ".join(f"{rate:.2f}" for rate in figures.per_position),
+                " ".join(f"{share.value:.2f}" for share in row.teacher),
+                _told(row),
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    first = table.rows[0].acceptance
+    text.append("")
+    text.append(
+        f"{first.prompts} prompts, {table.new_tokens} new tokens, greedy, chains of {table.depth}: a length lies between 1 and"
+        f" {table.depth + 1}. In brackets: 95% bootstrap intervals over the prompts, differences paired."
+    )
+    text += [f"real loop, {loop.row!r}: {loop.prompts} prompts, {_agreed(loop)}" for loop in table.loops]
+    return "\n".join(text)
+
+
+def _told(row: Row) -> str:
+    if not row.fault or row.difference is None:
+        return ""
+    if row.difference.told_apart:
+        return "told apart"
+    needed = row.difference.prompts_needed
+    return "not told apart" + ("" if needed is None else f" (about {needed} prompts would do)")
+
+
+def _agreed(loop: LoopCheck) -> str:
+    if not loop.differing:
+        return "the same rounds as in the replay"
+    return f"OTHER rounds on {len(loop.differing)}: {', '.join(loop.differing[:3])}"
