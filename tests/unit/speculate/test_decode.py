@@ -16,6 +16,7 @@ from specalign.speculate.decode import Decoded
 from .pairs import FAMILIES, STATES, VOCABULARY, make_head, make_target, prompts
 
 NEW = 12
+LONG = 80  # a random head is right often enough in so many rounds that another draft shows
 SHAPES = {
     "a chain of 1": TreeShape(1),
     "a chain of 4": TreeShape(4),
@@ -98,21 +99,21 @@ def replayed(target: Any, head: Any, prompt: list[int], depth: int) -> tuple[Any
     """The rounds of a stored run: `draft_rows` over the states of one pass over the whole text."""
     from specalign.capture import capture_states
 
-    said = generated(target, prompt, new=NEW + depth)
+    said = generated(target, prompt, new=LONG + depth)
     text = torch.tensor([prompt + list(said)])
     with capture_states(target.model, STATES) as capture, torch.no_grad():
         target.model(text)
     hidden = head.combine_states([state[:, :-1] for state in capture.states])
     rows = [head.vocab.to_target(head.logits(step.normed[0]).argmax(-1)).tolist()
             for step in draft_rows(head, text[:, 1:], hidden, depth, first=len(prompt) - 1)]  # fmt: skip
-    return replay_rounds(said, lambda at: [row[at] for row in rows], new_tokens=NEW, end_tokens=frozenset())
+    return replay_rounds(said, lambda at: [row[at] for row in rows], new_tokens=LONG, end_tokens=frozenset())
 
 
 @pytest.mark.parametrize("kind", [{}, {"num_hidden_layers": 2}, {"norm_output": True}, {"norm_before_fc": True},
                                   {"layer_types": ("sliding_attention",), "sliding_window": 6}], ids=str)  # fmt: skip
 def test_the_loop_counts_what_a_replay_of_stored_states_counts(kind: dict[str, Any]) -> None:
-    target, head, given = make_target(), make_head(**kind), prompts(9, 5)
-    found = decode_speculative(target, head, STATES, given, NEW, shape=TreeShape(4))
+    target, head, given = make_target(), make_head(**kind), prompts(9, 5, 4, 7)
+    found = decode_speculative(target, head, STATES, given, LONG, shape=TreeShape(4))
     assert [item.rounds for item in found] == [replayed(target, head, prompt, 4) for prompt in given]
 
 

@@ -60,21 +60,29 @@ def brute(head, tokens, states, path):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     "kind", [{}, {"layer_types": ("sliding_attention",), "sliding_window": 4}], ids=["full", "a window of 4"]
 )
-def test_the_tree_holds_the_most_likely_paths_of_those_followed(kind: dict[str, object]) -> None:
-    """Width 3, depth 3: at each depth the children of the 3 best nodes; every path scored one token at a time."""
+@pytest.mark.parametrize(("depth", "width"), [(3, 3), (4, 2)])
+def test_the_tree_holds_the_most_likely_paths_of_those_followed(kind: dict[str, object], depth: int, width: int) -> None:
+    """At each depth the children of the best nodes; every path scored one token at a time."""
     head = make_head(**kind)
     tokens, states = text(4)
-    tree = following(head, tokens, states).propose(TreeShape(3, 3, 9))
+    tree = following(head, tokens, states).propose(TreeShape(depth, width, 9))
+
+    known: dict[tuple[int, ...], float] = {}
+
+    def score(path: tuple[int, ...]) -> float:
+        if path not in known:
+            known[path] = brute(head, tokens, states, path)
+        return known[path]
 
     def best(paths: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-        return sorted(paths, key=lambda path: -brute(head, tokens, states, path))[:count]
+        return sorted(paths, key=lambda path: -score(path))[:count]
 
-    frontier = best([(token,) for token in range(VOCABULARY)], 3)
+    frontier = best([(token,) for token in range(VOCABULARY)], width)
     drafted = list(frontier)
-    for _ in range(2):
-        level = [child for path in frontier for child in best([(*path, token) for token in range(VOCABULARY)], 3)]
+    for _ in range(depth - 1):
+        level = [child for path in frontier for child in best([(*path, token) for token in range(VOCABULARY)], width)]
         drafted += level
-        frontier = best(level, 3)
+        frontier = best(level, width)
     wanted = set(best(drafted, 9))
     parents, said = tree.parents[0].tolist(), tree.tokens[0].tolist()
 
@@ -82,7 +90,7 @@ def test_the_tree_holds_the_most_likely_paths_of_those_followed(kind: dict[str, 
         return () if node == ROOT else (*path_of(parents[node]), said[node])
 
     assert {path_of(node) for node in range(9)} == wanted
-    exact = torch.tensor([brute(head, tokens, states, path_of(node)) for node in range(9)], dtype=torch.float64)
+    exact = torch.tensor([score(path_of(node)) for node in range(9)], dtype=torch.float64)
     torch.testing.assert_close(tree.scores[0], exact, rtol=1e-9, atol=1e-9)
     assert [len(path_of(node)) for node in range(9)] == tree.depths[0].tolist()
     assert all(parent < node for node, parent in enumerate(parents))
