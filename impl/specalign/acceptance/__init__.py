@@ -2,6 +2,7 @@
 
 from specalign.acceptance.errors import AcceptanceError
 from specalign.acceptance.metrics import Acceptance, Difference, Interval, difference, measure
+from specalign.acceptance.prompts import Prompt, read_prompts
 from specalign.acceptance.rounds import PromptRounds, Round, Rounds, accepted_prefix, replay_rounds
 
 __all__ = [
@@ -9,11 +10,13 @@ __all__ = [
     "AcceptanceError",
     "Difference",
     "Interval",
+    "Prompt",
     "PromptRounds",
     "Round",
     "Rounds",
     "accepted_prefix",
     "difference",
     "measure",
+    "read_prompts",
     "replay_rounds",
 ]
