@@ -6,6 +6,7 @@ and `served_json` (JSON), `served_log` (lines of a log). docs/served.md has the 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from specalign.acceptance.errors import AcceptanceError
@@ -19,6 +20,9 @@ from specalign.layer_ids.files import quoted, shown
 
 TIMEOUT: Final = 10.0
 """Seconds a server has for its whole answer."""
+
+_JSON: Final = re.compile(r"\s*(?:\{|\[\s*[\]\[{\"])")
+"""An object, or a list of objects or texts; SGLang's log lines begin with a date in brackets."""
 
 
 def read_served(source: str, *, timeout: float = TIMEOUT) -> Served:
@@ -35,7 +39,7 @@ def read_served(source: str, *, timeout: float = TIMEOUT) -> Served:
     where, text = shown(source), read_source(source, timeout)
     if looks_like_prometheus(text):
         return served_of(scrape_of(text, where))
-    if text.lstrip().startswith("{") or (text.lstrip().startswith("[") and not looks_like_log(text)):
+    if _JSON.match(text):
         return served_of_json(text, where)
     if looks_like_log(text):
         return served_of_log(text, where)

@@ -115,6 +115,7 @@ def _get(url: str, timeout: float) -> bytes | AcceptanceError:
         with _opener().open(url, timeout=timeout) as response:
             if response.status != 200:
                 return AcceptanceError(f"{shown(url)}: the server answered {response.status} ({response.reason}); {_ASK}")
+            stated = response.length  # None where the answer comes in chunks, or ends with the connection
             while chunk := response.read1(1 << 16):
                 chunks.append(chunk)
                 size += len(chunk)
@@ -122,8 +123,8 @@ def _get(url: str, timeout: float) -> bytes | AcceptanceError:
                     return AcceptanceError(f"{shown(url)}: more than the {MAX_BYTES} bytes that are read here; {_ASK}")
                 if time.monotonic() > until:
                     return _late(url, timeout)
-            if response.length:
-                return AcceptanceError(f"{shown(url)}: the answer broke off {response.length} bytes before its end; ask again")
+            if stated is not None and size < stated:
+                return AcceptanceError(f"{shown(url)}: the answer broke off after {size} of {stated} bytes; ask again")
     except urllib.error.HTTPError as error:
         error.close()
         to = error.headers.get("Location") if 300 <= error.code < 400 else None
