@@ -6,9 +6,9 @@ Where each rule is from:
   its proposed and accepted drafts; mean acceptance length there is 1 + accepted / drafts, which is ours. `scheduler.py` counts
   `len(generated_token_ids) - 1` as accepted before it looks for the end of the text. Steps without drafts (an n-gram drafter that
   found nothing) are not counted. Metric names with a DP engine's label: vllm-project/vllm pull request 24049.
-- **TensorRT-LLM** (`tensorrt_llm/metrics/collector.py`): drafted and accepted drafts by `token_position`, of finished requests,
-  as they were verified before the end of the text is looked for; drafts at position 0 are the verifications. The totals
-  `spec_decode_num_*_tokens_total` beside them do not tell how many rounds there were.
+- **TensorRT-LLM** (`tensorrt_llm/metrics/collector.py`): drafted and accepted drafts by `token_position`, of finished requests;
+  each verification with drafts has one at position 0. Whether drafts behind the end token are left out depends on its sampler, so
+  they are taken not to be. The totals `spec_decode_num_*_tokens_total` beside them do not tell how many rounds there were.
 - **SGLang** (`srt/observability/metrics_collector.py` of 0.5.16 and 0.5.23): `spec_accept_length` is a gauge of the last decode
   log interval: (accepted + rounds) / rounds, which is ours. Counters over all traffic: `spec_verify_calls_total`,
   `generation_tokens_total` and `num_requests_total`, of finished requests.

@@ -125,3 +125,13 @@ def test_what_is_none_of_these_is_refused_with_what_is_accepted(tmp_path: Path) 
 def test_only_scrapes_are_taken_from_each_other(name: str) -> None:
     with pytest.raises(AcceptanceError, match="only counters can be taken from each other"):
         read_scrape(str(RECORDED / name))
+
+
+def test_the_known_answers_of_the_documentation() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "served.md").read_text("utf-8")
+    rows = [row.strip("| ").split(" | ") for row in text.split("## Known answers")[1].splitlines() if row.startswith("| `")]
+    assert len(rows) == 10
+    for name, _, *stated in rows:
+        found = read_served(str(RECORDED / name.strip("`")))
+        told = [f"{value:.3f}" if value is not None else "bounds" for value in (found.length, found.low, found.high)]
+        assert told == stated, name
