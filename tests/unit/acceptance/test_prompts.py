@@ -90,6 +90,8 @@ def test_plain_lines_are_named_by_their_id_or_their_line(file: Path) -> None:
 def test_lines_end_at_newlines_only_and_windows_ends_are_taken(file: Path) -> None:
     file.write_bytes('{"prompt": "é\u2028\x85b"}\r\n{"prompt": "c"}\r\n'.encode())
     assert [item.turns for item in read_prompts(file)] == [("é\u2028\x85b",), ("c",)]
+    file.write_bytes(b'{"prompt":\r"a"}\r\n\r\n{"prompt": "b"}')
+    assert [item.name for item in read_prompts(file)] == ["line-1", "line-3"]
 
 
 @pytest.mark.parametrize(
