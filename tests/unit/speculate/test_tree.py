@@ -93,6 +93,11 @@ def test_the_tree_holds_the_most_likely_paths_of_those_followed(kind: dict[str, 
     exact = torch.tensor([score(path_of(node)) for node in range(9)], dtype=torch.float64)
     torch.testing.assert_close(tree.scores[0], exact, rtol=1e-9, atol=1e-9)
     assert [len(path_of(node)) for node in range(9)] == tree.depths[0].tolist()
+    every = following(head, tokens, states).propose(TreeShape(depth, width))
+    parents, said = every.parents[0].tolist(), every.tokens[0].tolist()
+    exact = torch.tensor([score(path_of(node)) for node in range(len(said))], dtype=torch.float64)
+    torch.testing.assert_close(every.scores[0], exact, rtol=1e-9, atol=1e-9)
+    parents, said = tree.parents[0].tolist(), tree.tokens[0].tolist()
     assert all(parent < node for node, parent in enumerate(parents))
 
 

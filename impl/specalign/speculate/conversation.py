@@ -1,0 +1,68 @@
+"""From prompts to token ids: the model's own chat template, and the target's own answers between the turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specalign.acceptance.prompts import Prompt
+from specalign.draft import DraftError
+from specalign.speculate.decode import decode_plain
+from specalign.speculate.target import Target
+
+BATCH = 8
+
+
+def prompt_tokens(target: Target, tokenizer: Any, prompts: Sequence[Prompt], *, new_tokens: int) -> dict[str, list[int]]:
+    """Every turn of every prompt as a prompt of its own, by name; a second turn follows the target's own answer to the first.
+
+    Args:
+        target: answers the turns that others follow, greedily.
+        tokenizer: of transformers. Without a chat template a prompt is plain text, and has one turn.
+        prompts: as `read_prompts` gives them.
+        new_tokens: of an answer between two turns.
+
+    Returns:
+        Token ids by name; the turns of one prompt as `name/1`, `name/2`, ….
+
+    Raises:
+        DraftError: several turns and no chat template.
+    """
+    found: dict[str, list[int]] = {}
+    said: dict[str, list[dict[str, str]]] = {prompt.name: [] for prompt in prompts}
+    for turn in range(max((len(prompt.turns) for prompt in prompts), default=0)):
+        here = [prompt for prompt in prompts if len(prompt.turns) > turn]
+        tokens = {prompt.name: _tokens(tokenizer, prompt, said[prompt.name], turn) for prompt in here}
+        found |= {name if _alone(prompts, name) else f"{name}/{turn + 1}": row for name, row in tokens.items()}
+        going_on = {prompt.name: tokens[prompt.name] for prompt in here if len(prompt.turns) > turn + 1}
+        for name, answer in _answers(target, going_on, new_tokens).items():
+            prompt = next(item for item in here if item.name == name)
+            text = tokenizer.decode(answer, skip_special_tokens=True)
+            said[name] += [{"role": "user", "content": prompt.turns[turn]}, {"role": "assistant", "content": text}]
+    return found
+
+
+def _alone(prompts: Sequence[Prompt], name: str) -> bool:
+    return next(len(prompt.turns) for prompt in prompts if prompt.name == name) == 1
+
+
+def _tokens(tokenizer: Any, prompt: Prompt, before: Sequence[Mapping[str, str]], turn: int) -> list[int]:
+    if not getattr(tokenizer, "chat_template", None):
+        if len(prompt.turns) > 1:
+            raise DraftError(f"{prompt.name} has {len(prompt.turns)} turns, and the target's tokenizer has no chat template")
+        return [int(token) for token in tokenizer(prompt.turns[0])["input_ids"]]
+    talk = [*before, {"role": "user", "content": prompt.turns[turn]}]
+    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def _answers(target: Target, rows: Mapping[str, Sequence[int]], new_tokens: int) -> dict[str, tuple[int, ...]]:
+    names = sorted(rows, key=lambda name: len(rows[name]))
+    answers: dict[str, tuple[int, ...]] = {}
+    for at in range(0, len(names), BATCH):
+        part = names[at : at + BATCH]
+        answers |= {
+            name: item.tokens
+            for name, item in zip(part, decode_plain(target, [rows[name] for name in part], new_tokens), strict=True)
+        }
+    return answers
