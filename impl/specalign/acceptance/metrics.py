@@ -29,7 +29,7 @@ LEVEL: Final = 0.95
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the bounds of its bootstrap interval at `LEVEL`."""
+    """An estimate with the bounds of its bootstrap interval, at `LEVEL` unless it is said."""
 
     value: float
     low: float
@@ -132,11 +132,11 @@ def share(right: NDArray[Any], asked: NDArray[Any]) -> Interval:
     return _interval(_ratio(right, asked), float(right.sum() / asked.sum()))
 
 
-def paired_share(first: NDArray[Any], second: NDArray[Any], asked: NDArray[Any]) -> Interval:
+def paired_share(first: NDArray[Any], second: NDArray[Any], asked: NDArray[Any], *, level: float = LEVEL) -> Interval:
     """Share of right answers of `first` minus that of `second` to the same questions, [prompts] each."""
     if not asked.sum():
         raise AcceptanceError("no question was asked, so no shares can be compared")
-    return _interval(_ratio(first - second, asked), float((first - second).sum() / asked.sum()))
+    return _interval(_ratio(first - second, asked), float((first - second).sum() / asked.sum()), level)
 
 
 def _sums(prompts: Sequence[PromptRounds]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -171,8 +171,8 @@ def _ratio(top: NDArray[Any], bottom: NDArray[Any]) -> NDArray[Any]:
     return ratio
 
 
-def _interval(resampled: NDArray[Any], value: float) -> Interval:
-    tail = (1 - LEVEL) / 2
+def _interval(resampled: NDArray[Any], value: float, level: float = LEVEL) -> Interval:
+    tail = (1 - level) / 2
     low, high = np.nanquantile(resampled, [tail, 1 - tail])
     return Interval(float(value), float(low), float(high))
 

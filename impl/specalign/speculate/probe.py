@@ -1,20 +1,20 @@
 """Which convention fits? Ids alone cannot tell boundaries from block outputs; the head can, since it was trained on one of them.
 
 Each candidate feeds the head other states, in one pass over texts whose every token is known, and is asked for its first choice
-at every position. What counts is how often that is the target's own first choice. Candidates answer the same questions, so the best
-two are compared question by question, with prompts drawn anew (paired bootstrap). A verdict needs two things: the best candidate
-beats every other one that feeds other states, and it knows more than whoever always says the most frequent token.
+at every position. What counts is how often that is the target's own first choice. Candidates answer the same questions, so they
+are compared text by text (paired bootstrap). A verdict needs two things: the best candidate beats every other one, and it knows
+more than whoever always says the most frequent token.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specalign.acceptance.metrics import Interval, paired_share, share
 from specalign.draft import Eagle3Head
@@ -23,9 +23,15 @@ from specalign.speculate.decode import check_pair, check_prompts
 from specalign.speculate.rows import draft_rows
 from specalign.speculate.slots import causal
 from specalign.speculate.target import Target
-from specalign.speculate.variants import DEAD, NONE, Variant, variants_of
+from specalign.speculate.variants import variants_of
 
 FEWEST_QUESTIONS: Final = 50
+
+PART: Final = 16
+"""Texts between two looks at who is behind."""
+
+LEVEL: Final = 0.99
+"""Of the intervals of differences: several candidates are looked at, and several times."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,59 +125,105 @@ def probe_head(
     ids: Sequence[int] | None,
     prompts: Mapping[str, Sequence[int]],
     *,
-    states: Sequence[State] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Probe:
-    """Ask every candidate.
+    """Ask every candidate, the texts in parts: whoever is clearly behind after a part is asked no more.
 
     Args:
         target: the model.
         head: its draft head.
         ids: those of its config; None for the default.
-        prompts: token ids by name: texts that the target knows, questions are asked from the second token on.
-        states: one reading alone, whose norms are then tried as well; by default all readings of the ids, and for the best of
-            them other norms.
-        progress: called with passes done and to be done.
+        prompts: token ids by name: texts that the target knows. Questions are asked from the third token on.
+        progress: called with texts done and texts at most.
 
     Raises:
         DraftError: a head of another target, or prompts that cannot be read.
     """
-    check_prompts(target, list(prompts.values()), 1)
-    fed = {"as given": tuple(states)} if states is not None else readings(ids, target.num_layers)
+    texts = [row for row in prompts.values() if len(row) >= 3]
+    check_prompts(target, texts, 1)
     names: dict[tuple[State, ...], list[str]] = {}
-    for name, made in fed.items():
-        names.setdefault(made, []).append(name)
-    for made in names:
+    for name, made in readings(ids, target.num_layers).items():
         check_pair(target, head, made)
-    asked = _Questions(target, prompts)
-    total = len(names) * len(prompts)
-    done = 0
-    found: list[tuple[tuple[str, ...], tuple[State, ...], NDArray[Any]]] = []
+        names.setdefault(made, []).append(name)
     wanted = tuple(dict.fromkeys(state for made in names for state in made))
-    right: dict[tuple[State, ...], list[int]] = {made: [] for made in names}
-    for run in asked.runs(wanted):
-        for made in names:
-            right[made].append(run.right(head, made))
-            done += 1
-            progress(done, total)
-    found = [(tuple(names[made]), made, np.array(counts)) for made, counts in right.items()]
-    best = max(found, key=lambda item: int(item[2].sum()))
-    found += [((*best[0], variant.name), best[1], counts) for variant, counts in asked.norms(head, best[1])]
-    return _ranked(found, asked, target.num_layers)
+    race, runs = _Race(names), list[_Run]()
+    for at in range(0, len(texts), PART):
+        for row in texts[at : at + PART]:
+            runs.append(_ask(target, row, wanted))
+            race.ask(runs[-1], head)
+            progress(len(runs), len(texts))
+        if race.narrowed():
+            break
+    others = [item for item in variants_of(head, race.best, target.num_layers) if item.states == race.best]
+    for variant in others:
+        if variant.head is not None and variant.fault:
+            race.join((*names[race.best], variant.name), race.best, [run.right(variant.head, race.best) for run in runs])
+    said = collections.Counter(token for run in runs for token in run.choices[1:].tolist())
+    questions = sum(race.asked)
+    return Probe(race.ranked(), questions, len(runs), max(said.values()) / questions, target.num_layers)
 
 
-def _ranked(
-    found: Sequence[tuple[tuple[str, ...], tuple[State, ...], NDArray[Any]]], asked: _Questions, num_layers: int
-) -> Probe:
-    counts = np.array(asked.counts)
-    order = sorted(found, key=lambda item: -int(item[2].sum()))
-    best = order[0][2]
-    candidates = [
-        Candidate(names, states, share(right, counts), None if place == 0 else paired_share(best, right, counts))
-        for place, (names, states, right) in enumerate(order)
-    ]
-    frequent = max(asked.said.values()) / counts.sum()
-    return Probe(tuple(candidates), int(counts.sum()), len(counts), float(frequent), num_layers)
+class _Race:
+    """Who was right how often, text by text."""
+
+    def __init__(self, names: Mapping[tuple[State, ...], Sequence[str]]) -> None:
+        self.asked: list[int] = []
+        self._names = names
+        self._right: dict[tuple[State, ...], list[int]] = {made: [] for made in names}
+        self._out: list[Candidate] = []
+        self._joined: list[tuple[tuple[str, ...], tuple[State, ...], list[int]]] = []
+
+    @property
+    def best(self) -> tuple[State, ...]:
+        """What feeds the head best so far."""
+        return max(self._right, key=lambda made: sum(self._right[made]))
+
+    def ask(self, run: _Run, head: Eagle3Head) -> None:
+        """Everyone who is still in answers the questions of a text."""
+        self.asked.append(len(run.choices) - 1)
+        for made, right in self._right.items():
+            right.append(run.right(head, made))
+
+    def narrowed(self) -> bool:
+        """Send out who is clearly behind; whether one alone is left."""
+        if sum(self.asked) < FEWEST_QUESTIONS:
+            return False
+        best = self.best
+        for made in [made for made in self._right if made != best]:
+            candidate = self._candidate(tuple(self._names[made]), made, self._right[made], self._right[best])
+            if candidate.behind is not None and candidate.behind.low > 0:
+                self._out.append(candidate)
+                del self._right[made]
+        return len(self._right) == 1
+
+    def join(self, names: tuple[str, ...], states: tuple[State, ...], right: list[int]) -> None:
+        """One more way to read what the best is fed."""
+        self._joined.append((names, states, right))
+
+    def ranked(self) -> tuple[Candidate, ...]:
+        """The best first; who was sent out is held against who was best then."""
+        found = [(tuple(self._names[made]), made, right) for made, right in self._right.items()] + self._joined
+        found.sort(key=lambda item: -sum(item[2]))
+        first, *rest = found
+        made = [self._candidate(*first, None), *(self._candidate(*item, first[2]) for item in rest), *self._out]
+        return (made[0], *sorted(made[1:], key=lambda item: -item.share.value))
+
+    def _candidate(
+        self, names: tuple[str, ...], states: tuple[State, ...], right: Sequence[int], best: Sequence[int] | None
+    ) -> Candidate:
+        mine, asked = np.array(right), np.array(self.asked)
+        behind = None if best is None else paired_share(np.array(best), mine, asked, level=LEVEL)
+        return Candidate(names, states, share(mine, asked), behind)
+
+
+def _ask(target: Target, row: Sequence[int], states: Sequence[State]) -> _Run:
+    """One pass of the target over a text."""
+    tokens = torch.tensor([list(row)], device=target.device)
+    fed = tokens[:, :-1]
+    with target.session(states) as session:
+        places = torch.arange(fed.shape[1], device=target.device)[None]
+        step = session.run(fed, places, causal(torch.ones_like(fed, dtype=torch.bool)))
+    return _Run(tokens[0], step.logits[0].argmax(-1), dict(zip(states, (state[0] for state in step.states), strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -188,47 +240,6 @@ class _Run:
         (step,) = draft_rows(head, self.tokens[None, 1:-1], hidden, 1)
         mine = head.vocab.to_target(head.logits(step.normed[0]).argmax(-1))
         return int((mine == self.choices[1:]).sum())
-
-
-class _Questions:
-    """Texts and what the target says at each of their positions."""
-
-    def __init__(self, target: Target, prompts: Mapping[str, Sequence[int]]) -> None:
-        self._target, self._prompts = target, {name: row for name, row in prompts.items() if len(row) >= 3}
-        self.counts: list[int] = []
-        self.said: dict[int, int] = {}
-        self._kept: list[_Run] = []
-
-    def runs(self, states: Sequence[State]) -> Sequence[_Run]:
-        """One pass of the target for each text; texts of less than three tokens ask nothing."""
-        for row in self._prompts.values():
-            tokens = torch.tensor([list(row)], device=self._target.device)
-            fed = tokens[:, :-1]
-            with self._target.session(states) as session:
-                places = torch.arange(fed.shape[1], device=self._target.device)[None]
-                step = session.run(fed, places, causal(torch.ones_like(fed, dtype=torch.bool)))
-            choices = step.logits[0].argmax(-1)
-            self.counts.append(len(choices) - 1)
-            for token in choices[1:].tolist():
-                self.said[token] = self.said.get(token, 0) + 1
-            self._kept.append(_Run(tokens[0], choices, dict(zip(states, (state[0] for state in step.states), strict=True))))
-        return self._kept
-
-    def norms(self, head: Eagle3Head, states: tuple[State, ...]) -> list[tuple[Variant, NDArray[Any]]]:
-        """The other ways to read the same states."""
-        others = [
-            variant
-            for variant in variants_of(head, states, self._target.num_layers)
-            if variant.head is not None
-            and variant.head is not head
-            and variant.states == states
-            and variant.name not in (DEAD, NONE)
-        ]
-        return [
-            (variant, np.array([run.right(variant.head, states) for run in self._kept]))
-            for variant in others
-            if variant.head is not None
-        ]
 
 
 def config_lines(states: Sequence[State], num_layers: int) -> dict[str, str]:
