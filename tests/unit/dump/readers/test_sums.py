@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specalign.dump import sums
-from specalign.dump.sums import add_rounded
+from specalign.dump.sums import add_all_rounded, add_rounded
 from tests.unit.dump.readers.foreign import bits, refused
 
 NAN = {"BF16": 0x7FC0, "F16": 0x7E00, "F32": 0x7FC00000}
@@ -54,6 +54,47 @@ def test_every_pair_of_a_sample_of_codes_is_summed_as_torch_sums_it(dtype: str) 
     assert (found[nan] == NAN[dtype]).all()
     assert nan.any()
     assert (~nan).sum() > 100_000
+
+
+def test_sums_below_the_largest_exponents_are_torch_s_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No infinity, NaN or sum of 2**112 among them, any of which has its whole block added the plain way."""
+    monkeypatch.setattr(sums, "_add", None)
+    sample = codes("BF16")
+    sample = sample[sample.float().abs() < 2.0**111]
+    for turn in range(0, len(sample), 64):  # each code with each, by turns
+        left, right = sample.repeat(64), torch.cat([sample.roll(turn + n) for n in range(64)])
+        assert np.array_equal(add_rounded(bits(left), bits(right), "BF16"), bits((left.float() + right.float()).bfloat16()))
+
+
+@pytest.mark.parametrize("shift", range(16))
+def test_rounding_of_sums_with_every_distance_of_exponents(shift: int) -> None:
+    """A row for each significand of the larger one: ties, and sums that carry into the next exponent."""
+    large = (torch.arange(128, dtype=torch.int32) | 0x3F80).to(torch.int16).view(torch.bfloat16)
+    small = (large.float() * 2.0**-shift).bfloat16()
+    left, right = (m.contiguous() for m in torch.meshgrid(large, torch.cat([small, -small]), indexing="ij"))
+    assert np.array_equal(add_rounded(bits(left), bits(right), "BF16"), bits((left.float() + right.float()).bfloat16()))
+
+
+@pytest.mark.parametrize("block", [2, 7, 10, 1 << 17])
+def test_several_pairs_at_once_are_what_they_are_one_by_one(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Also where an overflow or a NaN stands in one of them, and where elements are odd in number."""
+    monkeypatch.setattr(sums, "BLOCK", block)
+    values = torch.randn(9, 2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    values[2, :, 1, 3], values[5, 0, 0, 0], values[6, :, 2, 7] = 3e38, float("nan"), -float("inf")
+    for shape in ((3, 8), (2, 4), (3, 5)):
+        pairs = [(bits(pair[0][: shape[0], : shape[1]].contiguous()), bits(pair[1][: shape[0], : shape[1]].contiguous()))
+                 for pair in values]  # fmt: skip
+        found = add_all_rounded(pairs, "BF16")
+        for (left, right), one in zip(pairs, found, strict=True):
+            assert one.shape == shape
+            assert np.array_equal(one, plainly(left, right))
+
+
+def plainly(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """By torch, with our one NaN."""
+    total = (torch.from_numpy(left.view(np.int16).copy()).view(torch.bfloat16).float()
+             + torch.from_numpy(right.view(np.int16).copy()).view(torch.bfloat16).float()).bfloat16()  # fmt: skip
+    return np.where(torch.isnan(total).numpy(), np.uint16(NAN["BF16"]), bits(total))
 
 
 def test_ties_go_to_even_and_subnormals_stay() -> None:
