@@ -145,9 +145,14 @@ def map_file(path: Path) -> mmap.mmap:
     with reading(), open_regular(path) as (handle, size):
         if not size:
             raise DumpError(f"{shown(path)}: is empty")
-        if sys.version_info >= (3, 13):
-            return mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ, trackfd=False)
-        return mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ)
+        return map_open(handle, size)
+
+
+def map_open(handle: BinaryIO, size: int) -> mmap.mmap:
+    """As `map_file`, of a file that is open and not empty. Raises OSError."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ, trackfd=False)
+    return mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ)
 
 
 def view(mapped: mmap.mmap, dtype: str, shape: Sequence[int], span: tuple[int, int]) -> NDArray[Any]:

@@ -14,8 +14,9 @@ from typing import Any, Final, TypeAlias
 
 from specalign.dump.dtypes import BY_TORCH_NAME, DTYPES
 from specalign.dump.errors import DumpError
-from specalign.dump.files import reading
+from specalign.dump.files import map_open, reading
 from specalign.dump.readers.entries import FileTensor
+from specalign.dump.readers.torch_layouts import Layouts, TorchLayout, filled, layout_of
 from specalign.dump.readers.torch_pickle import Name
 from specalign.dump.readers.torch_zip import Place, TorchZip, UnknownArchiveError
 from specalign.layer_ids.files import open_regular, quoted, shown
@@ -27,6 +28,7 @@ _ZIP: Final = b"PK\x03\x04"
 _UNSIGNED: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _MAX_DEPTH: Final = 20
 _MAX_VALUES: Final = 10_000_000
+_LAYOUTS: Final = Layouts()
 
 
 def load_torch_file(path: Path) -> Loaded:
@@ -41,18 +43,32 @@ def load_torch_file(path: Path) -> Loaded:
             (nothing of it is run); an element type that dumps do not know; torch is not installed and the file is not exactly as
             today's `torch.save` writes it.
     """
-    with reading(), open_regular(path) as (handle, size):
-        magic = handle.read(len(_ZIP))
+    return read_torch_file(path)[0]
+
+
+def read_torch_file(path: Path) -> tuple[Loaded, TorchLayout | None]:
+    """As `load_torch_file`, and the layout that the file shares with others of the same form; None if it is not known."""
     where = shown(path)
-    if not size:
-        raise DumpError(f"{where}: is empty; the writer was killed or the disk was full")
+    with reading(), open_regular(path) as (handle, size):
+        if not size:
+            raise DumpError(f"{where}: is empty; the writer was killed or the disk was full")
+        mapped = map_open(handle, size)
+    known = _LAYOUTS.find(mapped)
+    if known is not None:
+        return known.fill(mapped), known
+    zipped = mapped[:4] == _ZIP
     try:
-        if magic == _ZIP:
-            archive = TorchZip(path)
-            return _Plain(where, archive).of(archive.value, 0)
+        if zipped:
+            archive = TorchZip(path, mapped)
+            value = _Plain(where, archive).of(archive.value, 0)
+            layout = layout_of(archive, value, mapped)
+            if layout is not None:
+                _LAYOUTS.add(layout)
+            return filled(value, mapped), layout
     except UnknownArchiveError:
         pass
-    return _Plain(where).of(_load_with_torch(path, magic == _ZIP), 0)
+    del mapped
+    return _Plain(where).of(_load_with_torch(path, zipped), 0), None
 
 
 def _load_with_torch(path: Path, mapped: bool) -> object:
@@ -105,7 +121,7 @@ class _Plain:
         self.where, self.archive, self.left = where, archive, _MAX_VALUES
 
     def of(self, value: Any, depth: int) -> Loaded:
-        """The value, with every tensor as raw bits; tuples come as lists."""
+        """The value, with every tensor as raw bits, or its span in the archive; tuples come as lists."""
         self.left -= 1
         if depth > _MAX_DEPTH or self.left < 0:
             limit = f"nested more than {_MAX_DEPTH} levels deep" if depth > _MAX_DEPTH else f"of more than {_MAX_VALUES} values"
@@ -113,7 +129,7 @@ class _Plain:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, Place) and self.archive is not None:
-            return self.archive.tensor(value)
+            return self.archive.span(value)
         if isinstance(value, dict):
             return {_name(name, self.where): self.of(item, depth + 1) for name, item in value.items()}
         if isinstance(value, (list, tuple)):

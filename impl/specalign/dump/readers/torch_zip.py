@@ -31,6 +31,14 @@ _FULL: Final = 0xFFFFFFFF
 _ENCRYPTED: Final = 1
 _PICKLE: Final = "data.pkl"
 
+CRC: Final = slice(16, 20)
+NAME_LENGTH: Final = slice(28, 30)
+"""Where a directory's entry states the checksum, and how long the name behind it is."""
+
+ENTRY_BYTES: Final = _ENTRY.size
+READ_OF_LOCAL: Final = (slice(0, 4), slice(26, 30))
+"""What is read of a record's own header: the mark, and how long the name and the rest behind it are."""
+
 _STORAGES: Final = {
     f"torch {name}Storage": BY_TORCH_NAME[dtype]
     for name, dtype in (
@@ -51,11 +59,13 @@ _SHORT: Final = 64 * 1024
 
 
 class Record(NamedTuple):
-    """Where a record's bytes lie in the file, and their CRC-32."""
+    """Where a record's bytes lie in the file, and their CRC-32; where its own header and its entry in the directory begin."""
 
     begin: int
     size: int
     crc: int
+    header: int
+    entry: int
 
 
 class _Storage(NamedTuple):
@@ -78,6 +88,25 @@ class Place:
     strides: tuple[int, ...]
 
 
+class Span(NamedTuple):
+    """A tensor's element type, numpy's type of its raw bits, its first byte in the file, its shape, and its strides in bytes."""
+
+    dtype: str
+    raw: np.dtype[Any]
+    begin: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def tensor(self, mapped: mmap.mmap) -> FileTensor:
+        """Its raw bits in a mapped file that is known to hold it."""
+        if not math.prod(self.shape):
+            return FileTensor(self.dtype, np.zeros(self.shape, self.raw))
+        found: NDArray[Any] = np.ndarray(self.shape, self.raw, mapped, self.begin, self.strides)
+        if not found.flags.c_contiguous:
+            found = np.ascontiguousarray(found).reshape(self.shape)
+        return FileTensor(self.dtype, found)
+
+
 class UnknownArchiveError(ValueError):
     """Not exactly what `torch.save` writes, or damaged."""
 
@@ -86,6 +115,7 @@ class TorchZip:
     """One file, mapped.
 
     Attributes:
+        records: by name.
         value: of its pickle: `Place` for each tensor, `Name` for a torch.dtype and the like, plain values; dicts, lists and
             tuples of them. Files of one layout share it: it must not be changed.
 
@@ -94,10 +124,10 @@ class TorchZip:
         UnknownArchiveError: this reader does not know it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._mapped = map_file(path)
+    def __init__(self, path: Path, mapped: mmap.mmap | None = None) -> None:
+        self._mapped = map_file(path) if mapped is None else mapped
         try:
-            self._records = find_records(self._mapped)
+            self.records = find_records(self._mapped)
             data = self._pickle()
             self.value = _short_plan(data) if len(data) <= _SHORT else _plan(data)
         except (UnknownPickleError, struct.error, UnicodeDecodeError) as error:
@@ -109,23 +139,22 @@ class TorchZip:
         Raises:
             UnknownArchiveError: the file holds less.
         """
-        record, raw = self._records.get(f"data/{place.key}"), np.dtype(place.dtype.raw)
+        return self.span(place).tensor(self._mapped)
+
+    def span(self, place: Place) -> Span:
+        """Where in the file a tensor lies. Raises `UnknownArchiveError` as `tensor`."""
+        record, raw = self.records.get(f"data/{place.key}"), np.dtype(place.dtype.raw)
         if record is None or record.size != place.held * raw.itemsize or record.begin % raw.itemsize:
             raise UnknownArchiveError("a storage that is not there, of another size, or not aligned")
-        if not math.prod(place.shape):
-            return FileTensor(place.dtype.name, np.zeros(place.shape, raw))
-        begin, steps = record.begin + place.offset * raw.itemsize, tuple(stride * raw.itemsize for stride in place.strides)
-        found: NDArray[Any] = np.ndarray(place.shape, raw, self._mapped, begin, steps)
-        if not found.flags.c_contiguous:
-            found = np.ascontiguousarray(found).reshape(place.shape)
-        return FileTensor(place.dtype.name, found)
+        steps = tuple(stride * raw.itemsize for stride in place.strides)
+        return Span(place.dtype.name, raw, record.begin + place.offset * raw.itemsize, place.shape, steps)
 
     def _pickle(self) -> bytes:
-        order, record = self._records.get("byteorder"), self._records.get(_PICKLE)
-        if record is None or "constants.pkl" in self._records or (order and self._bytes(order) != b"little"):
+        order, record = self.records.get("byteorder"), self.records.get(_PICKLE)
+        if record is None or "constants.pkl" in self.records or (order and self._bytes(order) != b"little"):
             raise UnknownArchiveError("no archive of torch.save, or of another byte order")
         # All but the tensors, whose bytes are looked at when they are needed, and which torch does not check either.
-        for name, other in self._records.items():
+        for name, other in self.records.items():
             if not name.startswith("data/") and zlib.crc32(self._bytes(other)) != other.crc:
                 raise UnknownArchiveError(f"{name} has another checksum")
         return self._bytes(record)
@@ -202,6 +231,7 @@ def find_records(mapped: mmap.mmap | bytes) -> dict[str, Record]:
     found: dict[str, Record] = {}
     folders, place = set(), begin
     for _ in range(count):
+        entry = place
         (mark, _, _, flags, method, _, _, crc, packed, size, name_length, extra, remark, _, _, _, start) = _ENTRY.unpack_from(
             mapped, place
         )
@@ -210,16 +240,16 @@ def find_records(mapped: mmap.mmap | bytes) -> dict[str, Record]:
         place += name_length + extra + remark
         if mark != b"PK\1\2" or method or flags & _ENCRYPTED or packed != size or _FULL in (size, start) or name in found:
             raise UnknownArchiveError("another kind of record")
-        found[name] = _record(mapped, start, size, crc)
+        found[name] = _record(mapped, start, size, crc, entry)
         folders.add(folder)
     if place != begin + length or len(folders) != 1:
         raise UnknownArchiveError("the directory does not fit")
     return found
 
 
-def _record(mapped: mmap.mmap | bytes, start: int, size: int, crc: int) -> Record:
+def _record(mapped: mmap.mmap | bytes, start: int, size: int, crc: int, entry: int) -> Record:
     local = _LOCAL.unpack_from(mapped, start)
     begin = start + _LOCAL.size + local[-2] + local[-1]
     if local[0] != b"PK\3\4" or begin + size > len(mapped):
         raise UnknownArchiveError("a record outside of the file")
-    return Record(begin, size, crc)
+    return Record(begin, size, crc, start, entry)
