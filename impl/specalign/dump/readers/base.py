@@ -13,7 +13,7 @@ from specalign.dump.errors import DumpError
 from specalign.dump.files import reading
 from specalign.dump.manifest import Manifest
 from specalign.dump.passes import Dump, PassInfo, RawTensor, TensorSpec
-from specalign.dump.readers.entries import Entry
+from specalign.dump.readers.entries import Entry, read_entries
 from specalign.dump.rows import Rows
 from specalign.layer_ids.files import is_there, list_names, shown
 
@@ -53,7 +53,7 @@ class ForeignDump(Dump):
         known, _ = self._known(info)
         entries = self._entries(known)
         wanted = [key for key in known.tensors if keys is None or key in keys]
-        return {key: _read(entries, known.tensors[key], known.where) for key in wanted}
+        return read_entries([_expected(entries, known.tensors[key], known.where) for key in wanted], known.where)
 
     @abc.abstractmethod
     def _entries(self, info: PassInfo) -> Mapping[str, Entry]:
@@ -66,13 +66,13 @@ class ForeignDump(Dump):
             raise DumpError(f"{shown(self.path)}: has no pass {info.number} of rank {info.rank}") from None
 
 
-def _read(entries: Mapping[str, Entry], spec: TensorSpec, where: str) -> RawTensor:
+def _expected(entries: Mapping[str, Entry], spec: TensorSpec, where: str) -> Entry:
     made = entries.get(spec.key)
-    if made is None or made.spec != spec:
+    if made is None or (made.spec is not spec and made.spec != spec):
         raise DumpError(
             f"{where}: {spec.key} is no longer what it was when the dump was opened; read it when nobody writes to it"
         )
-    return made.read(where)
+    return made
 
 
 def settle_rows(told: Rows | None, given: GivenRows | None, number: int, where: str, missing: str) -> Rows:

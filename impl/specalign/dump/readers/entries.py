@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from specalign.dump.dtypes import DTYPES
 from specalign.dump.errors import DumpError
 from specalign.dump.keys import parse_key
 from specalign.dump.passes import RawTensor, TensorSpec
-from specalign.dump.sums import add_rounded
+from specalign.dump.sums import add_all_rounded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -53,19 +53,8 @@ class Entry:
         """The same with one more tensor that must be equal."""
         return dataclasses.replace(self, twins=(*self.twins, (name, twin)))
 
-    def read(self, where: str) -> RawTensor:
-        """The bits, checked against the twins.
-
-        Raises:
-            DumpError: a twin differs.
-        """
-        first = self.parts[0]
-        data = first.data if len(self.parts) == 1 else add_rounded(first.data, self.parts[1].data, first.dtype)
-        for name, twin in self.twins:
-            self._check_twin(data, name, twin, where)
-        return RawTensor(self.spec, data)
-
-    def _check_twin(self, data: NDArray[Any], name: str, twin: FileTensor, where: str) -> None:
+    def check_twin(self, data: NDArray[Any], name: str, twin: FileTensor, where: str) -> None:
+        """Raises `DumpError` unless a twin holds the bits."""
         key = self.spec.key
         advice = (
             "one of the two is of another forward or another point of the model, or holds one rank's addend. If only some"
@@ -84,6 +73,27 @@ class Entry:
                 f"{where}: {key} and {name} must hold the same bits and differ in {int(differ.sum())} of {differ.size} elements,"
                 f" first at {list(at)}: 0x{int(data[at]):0{digits}x} and 0x{int(twin.data[at]):0{digits}x}; {advice}"
             )
+
+
+def read_entries(entries: Sequence[Entry], where: str) -> dict[str, RawTensor]:
+    """The bits of each, checked against its twins; all sums of one element type together.
+
+    Raises:
+        DumpError: a twin differs.
+    """
+    pairs: dict[str, list[Entry]] = {}
+    found: dict[str, RawTensor] = {}
+    for made in entries:
+        found[made.spec.key] = RawTensor(made.spec, made.parts[0].data)
+        if len(made.parts) > 1:
+            pairs.setdefault(made.parts[0].dtype, []).append(made)
+    for dtype, several in pairs.items():
+        sums = add_all_rounded([(made.parts[0].data, made.parts[1].data) for made in several], dtype)
+        found |= {made.spec.key: RawTensor(made.spec, data) for made, data in zip(several, sums, strict=True)}
+    for made in entries:
+        for name, twin in made.twins:
+            made.check_twin(found[made.spec.key].data, name, twin, where)
+    return found
 
 
 def entry(key: str, *parts: FileTensor, site: str = "", axis: str = "") -> Entry:
