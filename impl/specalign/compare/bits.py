@@ -8,6 +8,7 @@ values; only other blocks are decoded.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Final, get_args
 
@@ -158,7 +159,7 @@ def compare_rows(a: Raw, b: Raw, dtype: DType, mode: Mode = BITS, *, allow_nonfi
     a, b = np.asarray(a), np.asarray(b)
     _check_pair(a, b, dtype, allow_nonfinite)
     tally = _Tally(dtype, mode, allow_nonfinite, np.zeros(a.shape[0], dtype=np.bool_))
-    scratch = np.empty(min(a.size, BLOCK_BYTES), dtype=np.bool_)
+    scratch = _scratch.get(min(a.size, BLOCK_BYTES))
     for rows, columns in _blocks(a.shape, BLOCK_BYTES // dtype.size):
         x, y = a[rows, columns], b[rows, columns]
         if same_bits(x, y, scratch):
@@ -166,6 +167,22 @@ def compare_rows(a: Raw, b: Raw, dtype: DType, mode: Mode = BITS, *, allow_nonfi
         else:
             tally.add_different(x, y, rows.start, columns.start)
     return tally.result(a.size)
+
+
+class _Scratch(threading.local):
+    """Memory that a thread keeps: fresh pages from the system, block after block, would cost more than the comparison."""
+
+    def __init__(self) -> None:
+        self.flags = np.empty(0, np.bool_)
+
+    def get(self, size: int) -> Bool:
+        """So many flags, of any values."""
+        if len(self.flags) < size:
+            self.flags = np.empty(size, np.bool_)
+        return self.flags[:size]
+
+
+_scratch: Final = _Scratch()
 
 
 def _check_pair(a: Raw, b: Raw, dtype: DType, allow_nonfinite: str) -> None:

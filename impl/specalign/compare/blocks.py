@@ -68,14 +68,8 @@ class Worker:
     def _compare_batch(self, tally: Tally, key: str, batch: Located) -> bool:
         """Small blocks together; False if they are too different for that."""
         a = self.left.gather(batch.left_forwards, batch.left_rows, key)
-        if a is None:
-            return False
-        if self.right.has_bits(a, batch.right_forwards, batch.right_rows, key):
-            # Nothing is copied then, and it is one value on both sides.
-            self._compare(tally, key, a, a, batch)
-            return True
-        b = self.right.gather(batch.right_forwards, batch.right_rows, key)
-        if b is None or not self._comparable(a, b, key, batch):
+        b = None if a is None else self.right.gather(batch.right_forwards, batch.right_rows, key)
+        if a is None or b is None or not self._comparable(a, b, key, batch):
             return False
         self._compare(tally, key, a, b, batch)
         return True
@@ -86,11 +80,9 @@ class Worker:
         if a is None or b is None or not self._comparable(a, b, key, block):
             return
         step = max(1, GATHER_BYTES // max(1, a.spec.width * a.dtype.size))
-        runs = _is_run(block.left_rows) and _is_run(block.right_rows)
-        if runs and not (a.spec.fingerprint or b.spec.fingerprint):
-            step = len(block)
-        for start in range(0, len(block), step):
-            part = block.at(slice(start, start + step))
+        hashed = a.spec.fingerprint or b.spec.fingerprint
+        for start, end in block.stretches(step, split_runs=hashed):
+            part = block.at(slice(start, end))
             self._compare(tally, key, _rows_of(a, part.left_rows), _rows_of(b, part.right_rows), part)
 
     def _comparable(self, a: RawTensor, b: RawTensor, key: str, block: Located) -> bool:

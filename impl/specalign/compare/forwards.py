@@ -110,6 +110,9 @@ class Loaded:
         return self._whole[key]
 
     def _join(self, key: str) -> RawTensor | None:
+        alone = self.parts[0].get(key) if len(self.parts) == 1 else None
+        if alone is not None and not alone.spec.axis:  # the whole of it, from the only rank there is
+            return self._checked_rows(key, _flat(alone))
         held = [(info, part[key]) for info, part in zip(self.forward.infos, self.parts, strict=True) if key in part]
         axes = {tensor.spec.axis for _, tensor in held}
         if len(axes) != 1:

@@ -19,6 +19,14 @@ BATCH_FORWARDS: Final = 256
 """Most forwards whose rows are looked at together: decode steps have few rows each."""
 
 
+RUN: Final = 64
+"""Fewest rows below each other on both sides that are compared where they lie."""
+
+
+def _cut(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(end, start + most)) for start in range(begin, end, most))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pairing:
     """Pairs of observations to be compared under the same keys.
@@ -87,6 +95,23 @@ class Located:
         changes = (np.diff(self.left_forwards) != 0) | (np.diff(self.right_forwards) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
         return [(start, end) for start, end in itertools.pairwise(edges) if end > start]
+
+    def stretches(self, most_scattered: int, *, split_runs: bool) -> Iterator[tuple[int, int]]:
+        """The pairs of two forwards in parts: runs of rows that lie below each other on both sides, which need no copies, and
+        between them at most so many rows. Runs that are short are taken for scattered rows.
+
+        Args:
+            split_runs: runs have no more rows than that either.
+        """
+        breaks = np.flatnonzero((np.diff(self.left_rows) != 1) | (np.diff(self.right_rows) != 1)) + 1
+        most = most_scattered if split_runs else len(self)
+        begin = 0
+        for start, end in itertools.pairwise([0, *breaks.tolist(), len(self)]) if len(breaks) * RUN <= len(self) else ():
+            if end - start >= RUN:
+                yield from _cut(begin, start, most_scattered)
+                yield from _cut(start, end, most)
+                begin = end
+        yield from _cut(begin, len(self), most_scattered)
 
     def batches(self, most_rows: int) -> Iterator[Located]:
         """Blocks, several small ones together: at most `most_rows` rows and `BATCH_FORWARDS` forwards."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specalign.compare.bits import same_bits
 from specalign.compare.forwards import Forward, Loaded, load_forward
 from specalign.compare.result import Problem, Side
 from specalign.dump.dtypes import DTYPES
-from specalign.dump.nonfinite import COUNTED
 from specalign.dump.passes import Dump, RawTensor, TensorSpec
 
 CACHE_BYTES: Final = 24 * 1024 * 1024
@@ -34,6 +33,7 @@ class Shelf:
         self.problems: dict[tuple[str, str], Problem] = {}
         self._dump, self._side, self._keys = dump, side, frozenset(keys)
         self._open: collections.OrderedDict[int, Loaded] = collections.OrderedDict()
+        self._gathered = np.empty(0, np.uint8)
         self._bytes = 0
         self._sizes: dict[tuple[int, ...], int] = {}
 
@@ -49,35 +49,38 @@ class Shelf:
         return self._note(loaded, key)
 
     def gather(self, forwards: NDArray[Any], rows: NDArray[Any], key: str) -> RawTensor | None:
-        """Rows of several forwards below each other; None if these do not hold the same kind of tensor."""
-        starts = [0, *(np.flatnonzero(np.diff(forwards)) + 1).tolist(), len(forwards)]
-        spec, data, counts = None, None, None
-        for start, end in itertools.pairwise(starts):
-            tensor = self.tensor(int(forwards[start]), key, whole=True)
-            if tensor is None or (spec is not None and _kind(tensor.spec) != _kind(spec)):
+        """Rows of several forwards below each other, until the next call; None if these do not hold the same kind of tensor."""
+        changes = np.diff(forwards) != 0
+        starts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(forwards)]
+        in_order = bool((changes | (np.diff(rows) == 1)).all())  # each forward's rows lie below each other
+        spec, pieces, counts = None, [], []
+        for (start, end), forward, first in zip(
+            itertools.pairwise(starts), forwards[starts[:-1]].tolist(), rows[starts[:-1]].tolist(), strict=True
+        ):
+            tensor = self.tensor(forward, key, whole=True)
+            if tensor is None or (spec is not None and tensor.spec is not spec and _kind(tensor.spec) != _kind(spec)):
                 return None
-            if spec is None or data is None:
-                spec, data = tensor.spec, np.empty((len(forwards), tensor.data.shape[1]), tensor.data.dtype)
-                counts = np.empty((len(forwards), len(COUNTED)), np.uint32) if spec.counted else None
-            # "clip" lets numpy write into the slice itself; the rows come from an index of this very forward.
-            np.take(tensor.data, rows[start:end], axis=0, out=data[start:end], mode="clip")
-            if counts is not None and tensor.nonfinite is not None:
-                counts[start:end] = tensor.nonfinite[rows[start:end]]
-        return None if spec is None or data is None else RawTensor(spec, data, counts)
+            spec = spec or tensor.spec
+            pieces.append(tensor.data[first : first + end - start] if in_order else tensor.data)
+            if tensor.nonfinite is not None:
+                counts.append(tensor.nonfinite[rows[start:end]])
+        if spec is None:
+            return None
+        data = self._buffer((len(rows), pieces[0].shape[1]), pieces[0].dtype)
+        if in_order:
+            np.concatenate(pieces, out=data)
+        else:
+            for (start, end), piece in zip(itertools.pairwise(starts), pieces, strict=True):
+                # "clip" lets numpy write into the slice itself; the rows come from an index of this very forward.
+                np.take(piece, rows[start:end], axis=0, out=data[start:end], mode="clip")
+        return RawTensor(spec, data, np.concatenate(counts) if spec.counted else None)
 
-    def has_bits(self, gathered: RawTensor, forwards: NDArray[Any], rows: NDArray[Any], key: str) -> bool:
-        """Whether rows of several forwards have the bits that the other side gathered. False where that is not sure."""
-        starts = [0, *(np.flatnonzero(np.diff(forwards)) + 1).tolist(), len(forwards)]
-        for start, end in itertools.pairwise(starts):
-            tensor = self.tensor(int(forwards[start]), key, whole=True)
-            if tensor is None or tensor.spec.fingerprint or _kind(tensor.spec) != _kind(gathered.spec):
-                return False
-            first = int(rows[start])
-            if int(rows[end - 1]) - first != end - 1 - start or (np.diff(rows[start:end]) != 1).any():
-                return False
-            if not same_bits(gathered.data[start:end], tensor.data[first : first + end - start]):
-                return False
-        return True
+    def _buffer(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory for what is gathered, taken from the system once: fresh pages cost more than all that is done with them."""
+        size = math.prod(shape) * dtype.itemsize
+        if len(self._gathered) < size:
+            self._gathered = np.empty(size, np.uint8)
+        return self._gathered[:size].view(dtype).reshape(shape)
 
     def size(self, forward: int) -> int:
         """Bytes of the tensors of a forward."""
