@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from specalign.dump.errors import DumpError
 from specalign.dump.manifest import Manifest
 from specalign.dump.passes import PassInfo, TensorSpec
@@ -24,13 +22,13 @@ from specalign.dump.readers.base import ForeignDump, GivenRows, names_in, requir
 from specalign.dump.readers.entries import Entry, FileTensor, Notes, fitting, flat_integers, shared_specs
 from specalign.dump.readers.places import place, read_model_dims, top_module
 from specalign.dump.readers.requests import Batch, Segmenter, forward_mode
-from specalign.dump.readers.torch_files import Loaded, load_torch_file
+from specalign.dump.readers.sglang_files import INFO, Files, Form, Outlines, Plan, Spot, anew, kind_of, plan_of
+from specalign.dump.readers.torch_files import Loaded
 from specalign.dump.rows import Rows
 from specalign.layer_ids.files import quoted, shown
 
 _FOLDER: Final = re.compile(r"TP(?P<tp>\d{1,6})_PP(?P<pp>\d{1,6})_Rank(?P<rank>\d{1,6})_pid(?P<pid>\d+)")
 _FILE: Final = re.compile(r"(?P<kind>Pass|Chunk)(?P<number>\d{5,9})\.pt")
-_INFO: Final = ".forward_batch_info."
 _PROXY: Final = ".pp_proxy_tensors."
 _BEHIND: Final = ("lm_head", "logits_processor", "pooler")
 _ROLES: Final = ("target", "draft")
@@ -38,14 +36,6 @@ _MISSING: Final = (
     "SGLang writes <top>.forward_batch_info.* only if the ForwardBatch is a positional argument of the top module; record with"
     " --forward-hooks, whose files hold input_ids, positions and seq_lens"
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one file's worth of tensors lies: a file, and the place in its list if it is a chunk."""
-
-    file: Path
-    index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +47,7 @@ class _Rank:
     rank: int
     tp: int
     pp: int
-    places: tuple[_Place, ...]
+    places: tuple[Spot, ...]
     top: str
     late: frozenset[str]
     adrift: frozenset[str]
@@ -69,10 +59,12 @@ class SGLangTensorDump(ForeignDump):
 
     def __init__(self, path: Path, *, rows: GivenRows | None = None) -> None:
         require_there(path)
-        self._files = _Files()
+        self._files = Files()
         self._dims = read_model_dims(path)
         notes = Notes()
-        outlines = _Outlines(self._files)
+        outlines = Outlines(self._files)
+        self._outlined: dict[Form, Mapping[str, Entry]] = {}
+        self._plans: dict[Form, Plan] = {}
         self._ranks = {rank.rank: rank for rank in _ranks(path, outlines)}
         layout = {"tp": max(r.tp for r in self._ranks.values()) + 1, "pp": max(r.pp for r in self._ranks.values()) + 1}
         world = layout["tp"] * layout["pp"]
@@ -85,107 +77,68 @@ class SGLangTensorDump(ForeignDump):
         super().__init__(path, manifest, passes, notes.texts())
 
     def _passes_of(
-        self, rank: _Rank, outlines: _Outlines, given: GivenRows | None, layout: Mapping[str, int], notes: Notes
+        self, rank: _Rank, outlines: Outlines, given: GivenRows | None, layout: Mapping[str, int], notes: Notes
     ) -> Iterator[tuple[PassInfo, Rows]]:
         segmenter = Segmenter(microbatches=layout["pp"] > 1)
         specs: dict[tuple[TensorSpec, ...], Mapping[str, TensorSpec]] = {}
+        whole: dict[tuple[int, int], Mapping[str, TensorSpec]] = {}  # of outlines that are kept, and so keep their ids
         coords = tuple((axis, value) for axis, value in (("tp", rank.tp), ("pp", rank.pp)) if layout[axis] > 1)
         for number in range(rank.forwards):
-            where = _where(rank.places[number])
+            where = rank.places[number].where
             batch = _batch(outlines.read(rank.places[number]), where)
             told = None if batch is None else segmenter.rows(batch)
             found = settle_rows(told, given, number, where, _MISSING)
-            kept = fitting(self._forward(rank, number, outlines), len(found), where, notes)
-            shared = shared_specs(kept.values(), specs)
+            outline = self._outline(rank, number, outlines)
+            shared = whole.get((id(outline), len(found)))
+            if shared is None:
+                kept = fitting(outline, len(found), where, notes)
+                shared = shared_specs(kept.values(), specs)
+                if len(kept) == len(outline) and any(outline is known for known in self._outlined.values()):
+                    whole[id(outline), len(found)] = shared
             yield PassInfo(rank.rank, number, len(found), shared, coords, None, where), found
         for text in (*segmenter.notes, *_lost(rank)):
             notes.add(text)
 
     def _entries(self, info: PassInfo) -> Mapping[str, Entry]:
-        return self._forward(self._ranks[info.rank], info.number, self._files)
+        rank = self._ranks[info.rank]
+        spots, form = self._spots(rank, info.number, self._files)
+        plan = None if form is None else self._plans.get(form)
+        if plan is not None:
+            return plan.entries([self._files.open(spot.file) for spot in spots])
+        return self._placed(rank, info.number, [self._files.read(spot) for spot in spots])
 
-    def _forward(self, rank: _Rank, number: int, files: _Files | _Outlines) -> dict[str, Entry]:
-        here = files.read(rank.places[number])
+    def _outline(self, rank: _Rank, number: int, outlines: Outlines) -> Mapping[str, Entry]:
+        """The entries of a forward, of tensors without values; passes of one form share them."""
+        spots, form = self._spots(rank, number, outlines)
+        known = None if form is None else self._outlined.get(form)
+        if known is not None:
+            return known
+        records = [outlines.read(spot) for spot in spots]
+        if form is None:
+            return self._placed(rank, number, records)
+        records = [anew(record) for record in records]
+        entries = self._outlined[form] = self._placed(rank, number, records)
+        self._plans[form] = plan_of(entries, records)
+        return entries
+
+    @staticmethod
+    def _spots(rank: _Rank, number: int, files: Files | Outlines) -> tuple[list[Spot], Form | None]:
+        """Where a forward lies, and of which form it is; None if that is not known."""
+        more = bool(rank.late) and number + 1 < len(rank.places)
+        spots = list(rank.places[number : number + 1 + more])
+        forms = [files.form(spot) for spot in spots]
+        known = [form for form in forms if form is not None]
+        return spots, (rank.rank, *known) if len(known) == len(forms) else None
+
+    def _placed(self, rank: _Rank, number: int, records: Sequence[Mapping[str, Loaded]]) -> dict[str, Entry]:
+        here, *after = records
         outputs = {name: value for name, value in here.items() if name not in rank.late | rank.adrift}
-        if rank.late and number + 1 < len(rank.places):
-            after = files.read(rank.places[number + 1])
-            outputs |= {name: value for name, value in after.items() if name in rank.late}
-        where = _where(rank.places[number])
-        tensors = {name: _tensors(name, value, where) for name, value in outputs.items() if _INFO not in name}
+        for record in after:
+            outputs |= {name: value for name, value in record.items() if name in rank.late}
+        where = rank.places[number].where
+        tensors = {name: _tensors(name, value, where) for name, value in outputs.items() if INFO not in name}
         dims = self._dims.get("num_layers")
         return place(tensors, rank.top, dims if isinstance(dims, int) else None, where)
-
-
-class _Files:
-    """The files' contents; the last two stay open, since a forward lies in two of them and a chunk holds many."""
-
-    def __init__(self) -> None:
-        self._open: dict[Path, Loaded] = {}
-
-    def read(self, spot: _Place) -> dict[str, Loaded]:
-        content = self._content(spot.file)
-        record = content if spot.index is None else content[spot.index]
-        if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
-            raise DumpError(f"{_where(spot)}: holds {_kind(record)}, not a table of tensors by module; is it a tensor dump?")
-        return record
-
-    def count(self, file: Path) -> int:
-        """Forwards in a chunk."""
-        content = self._content(file)
-        if not isinstance(content, list):
-            raise DumpError(f"{shown(file)}: holds {_kind(content)}, not a list of passes; is it a chunk of slime's?")
-        return len(content)
-
-    def _content(self, file: Path) -> Loaded:
-        kept = self._open
-        if file in kept:
-            return kept[file]
-        content = load_torch_file(file)
-        self._open = dict([*list(kept.items())[-1:], (file, content)])  # one assignment: threads may read at the same time
-        return content
-
-
-class _Outlines:
-    """What the files hold but for the values of their tensors: batches whole, of the others names, element types and shapes.
-
-    Each file is opened once for it, however many of them are looked at together. The steps of a run share their outputs' outline.
-    """
-
-    def __init__(self, files: _Files) -> None:
-        self.files = files
-        self._known: dict[_Place, tuple[Mapping[str, Loaded], Mapping[str, Loaded]]] = {}
-        self._shared: dict[object, Mapping[str, Loaded]] = {}
-
-    def read(self, spot: _Place) -> dict[str, Loaded]:
-        """As `_Files.read`; no tensor outside of the batch has values."""
-        if spot not in self._known:
-            record = self.files.read(spot)
-            batch = {name: _copied(value) for name, value in record.items() if _INFO in name}
-            outputs = {name: value for name, value in record.items() if _INFO not in name}
-            kinds = tuple((name, _kinds(value)) for name, value in outputs.items())
-            if kinds not in self._shared:
-                self._shared[kinds] = {name: _hollow(value) for name, value in outputs.items()}
-            self._known[spot] = batch, self._shared[kinds]
-        known = self._known[spot]
-        return {**known[0], **known[1]}
-
-
-def _copied(value: Loaded) -> Loaded:
-    """Out of the mapped file, which may be closed then."""
-    return FileTensor(value.dtype, value.data.copy()) if isinstance(value, FileTensor) else value
-
-
-def _kinds(value: Loaded) -> object:
-    """Equal for values of one outline."""
-    if isinstance(value, FileTensor):
-        return value.dtype, value.shape
-    return tuple(map(_kinds, value)) if isinstance(value, list) else str(type(value))
-
-
-def _hollow(value: Loaded) -> Loaded:
-    if isinstance(value, FileTensor):
-        return FileTensor(value.dtype, np.broadcast_to(np.zeros((), value.data.dtype), value.shape))
-    return list(map(_hollow, value)) if isinstance(value, list) else value
 
 
 def detect(path: Path) -> bool:
@@ -207,7 +160,7 @@ def open_tensor_dump(path: Path, *, rows: GivenRows | None = None) -> SGLangTens
     return SGLangTensorDump(path, rows=rows)
 
 
-def _ranks(path: Path, files: _Outlines) -> list[_Rank]:
+def _ranks(path: Path, files: Outlines) -> list[_Rank]:
     names = names_in(path)
     roles = [role for role in _ROLES if role in names and any(_FOLDER.fullmatch(n) for n in names_in(path / role))]
     if roles:
@@ -225,12 +178,12 @@ def _ranks(path: Path, files: _Outlines) -> list[_Rank]:
     return ranks
 
 
-def _rank(folder: Path, files: _Outlines) -> _Rank:
+def _rank(folder: Path, files: Outlines) -> _Rank:
     match = _FOLDER.fullmatch(folder.name)
     places = tuple(_places(folder, files.files))
     held = [frozenset(files.read(spot)) for spot in places]
     names = set().union(*held)
-    infos = sorted({name.split(_INFO)[0] for name in names if _INFO in name})
+    infos = sorted({name.split(INFO)[0] for name in names if INFO in name})
     if len(infos) > 1:
         raise DumpError(f"{shown(folder)}: batches were written for {', '.join(infos)}: one top module is read")
     top = infos[0] if infos else top_module(sorted(names))
@@ -240,12 +193,12 @@ def _rank(folder: Path, files: _Outlines) -> _Rank:
     forwards = len(places) - (len(places) > 1 and held[-1] <= late)
     for spot, own in zip(places[:forwards], held, strict=False):
         if own <= late:
-            raise DumpError(f"{_where(spot)}: holds nothing of its own forward, and files follow it; are these files of one run?")
+            raise DumpError(f"{spot.where}: holds nothing of its own forward, and files follow it; are these files of one run?")
     ids = (0, 0, 0) if match is None else (int(match["rank"]), int(match["tp"]), int(match["pp"]))
     return _Rank(folder, *ids, places, top, late, frozenset(outside - late), forwards)
 
 
-def _places(folder: Path, files: _Files) -> Iterator[_Place]:
+def _places(folder: Path, files: Files) -> Iterator[Spot]:
     matches = [match for match in map(_FILE.fullmatch, names_in(folder)) if match]
     kinds = {match["kind"] for match in matches}
     if len(kinds) != 1:
@@ -256,13 +209,13 @@ def _places(folder: Path, files: _Files) -> Iterator[_Place]:
     require_numbers(list(numbered), kinds.pop(), shown(folder))
     for number in sorted(numbered):
         if "Chunk" in numbered[number].name:
-            yield from (_Place(numbered[number], index) for index in range(files.count(numbered[number])))
+            yield from (Spot(numbered[number], index) for index in range(files.count(numbered[number])))
         else:
-            yield _Place(numbered[number])
+            yield Spot(numbered[number])
 
 
 def _batch(record: Mapping[str, Loaded], where: str) -> Batch | None:
-    fields = {name.split(_INFO)[1]: value for name, value in record.items() if _INFO in name}
+    fields = {name.split(INFO)[1]: value for name, value in record.items() if INFO in name}
     if "input_ids" not in fields or "positions" not in fields:
         return None
     known = {name: flat_integers(value, name, where) for name, value in fields.items() if isinstance(value, FileTensor)}
@@ -285,7 +238,7 @@ def _tensors(name: str, value: Loaded, where: str) -> Sequence[FileTensor]:
     parts = value if isinstance(value, list) else [value]
     for part in parts:
         if not isinstance(part, FileTensor):
-            raise DumpError(f"{where}: {name} holds {_kind(part)}, not a tensor or a list of tensors")
+            raise DumpError(f"{where}: {name} holds {kind_of(part)}, not a tensor or a list of tensors")
     return parts
 
 
@@ -299,10 +252,3 @@ def _lost(rank: _Rank) -> list[str]:
         f"{names} of the last forward (pass {rank.forwards - 1}) were never written: SGLang writes them with the next forward",
     ]
 
-
-def _kind(value: Loaded) -> str:
-    return "a tensor" if isinstance(value, FileTensor) else f"a {type(value).__name__}"
-
-
-def _where(spot: _Place) -> str:
-    return shown(spot.file) if spot.index is None else f"{shown(spot.file)} pass {spot.index}"

@@ -7,8 +7,10 @@ and plain containers only and refuses everything else before it is called; whate
 
 from __future__ import annotations
 
+import mmap
 import sys
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -43,32 +45,65 @@ def load_torch_file(path: Path) -> Loaded:
             (nothing of it is run); an element type that dumps do not know; torch is not installed and the file is not exactly as
             today's `torch.save` writes it.
     """
-    return read_torch_file(path)[0]
+    return open_torch_file(path).value
 
 
-def read_torch_file(path: Path) -> tuple[Loaded, TorchLayout | None]:
-    """As `load_torch_file`, and the layout that the file shares with others of the same form; None if it is not known."""
+class TorchFile:
+    """A `.pt` file that was opened.
+
+    Attributes:
+        layout: what it shares with other files of the same form; None if it has no known one.
+    """
+
+    def __init__(self, layout: TorchLayout | None, content: mmap.mmap | Loaded) -> None:
+        """`content` is the mapped file of a layout, or without one the value."""
+        self.layout, self._content = layout, content
+        self._value: tuple[Loaded] | None = None
+
+    @property
+    def value(self) -> Loaded:
+        """As `load_torch_file` gives it."""
+        if self.layout is None:
+            return self._content
+        if self._value is None:
+            self._value = (filled(self.layout.value, self._content),)
+        return self._value[0]
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the entries of a table."""
+        names: Collection[str] = (self.value if self.layout is None else self.layout.value).keys()
+        return names
+
+    def part(self, name: str) -> Loaded:
+        """One entry of a table, without the others."""
+        return self.value[name] if self.layout is None else filled(self.layout.value[name], self._content)
+
+
+def open_torch_file(path: Path) -> TorchFile:
+    """A `.pt` file, of which `value` is what `load_torch_file` gives. Raises `DumpError` as that does."""
     where = shown(path)
     with reading(), open_regular(path) as (handle, size):
         if not size:
             raise DumpError(f"{where}: is empty; the writer was killed or the disk was full")
         mapped = map_open(handle, size)
-    known = _LAYOUTS.find(mapped)
-    if known is not None:
-        return known.fill(mapped), known
+    layout = _LAYOUTS.find(mapped)
+    if layout is not None:
+        return TorchFile(layout, mapped)
     zipped = mapped[:4] == _ZIP
     try:
         if zipped:
             archive = TorchZip(path, mapped)
             value = _Plain(where, archive).of(archive.value, 0)
             layout = layout_of(archive, value, mapped)
-            if layout is not None:
-                _LAYOUTS.add(layout)
-            return filled(value, mapped), layout
+            if layout is None:
+                return TorchFile(None, filled(value, mapped))
+            _LAYOUTS.add(layout)
+            return TorchFile(layout, mapped)
     except UnknownArchiveError:
         pass
     del mapped
-    return _Plain(where).of(_load_with_torch(path, zipped), 0), None
+    return TorchFile(None, _Plain(where).of(_load_with_torch(path, zipped), 0))
 
 
 def _load_with_torch(path: Path, mapped: bool) -> object:

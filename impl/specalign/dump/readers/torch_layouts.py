@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import mmap
 import zlib
 from typing import Any, Final
@@ -26,6 +27,9 @@ _OWN_ID: Final = ".data/serialization_id"
 """A record that `torch.save` makes out of the tensors' checksums."""
 
 
+_numbers: Final = itertools.count()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TorchLayout:
     """What the files of a layout have in common.
@@ -36,6 +40,7 @@ class TorchLayout:
         at, fixed: places in the file, and the bytes there.
         folders: places of the name of the folder in each entry of the directory, `[entries, letters]`.
         own_id: the record of that name; None if there is none.
+        number: of this layout; no other has it, in this process.
     """
 
     value: Any
@@ -44,6 +49,7 @@ class TorchLayout:
     fixed: bytes
     folders: NDArray[np.intp]
     own_id: Record | None
+    number: int = dataclasses.field(default_factory=_numbers.__next__)
 
     def fits(self, mapped: mmap.mmap) -> bool:
         """Whether a mapped file of the same size is of this layout."""
@@ -58,10 +64,6 @@ class TorchLayout:
             return True
         said = int.from_bytes(mapped[own.entry + CRC.start : own.entry + CRC.stop], "little")
         return zlib.crc32(mapped[own.begin : own.begin + own.size]) == said
-
-    def fill(self, mapped: mmap.mmap) -> Any:
-        """The value of a mapped file that fits."""
-        return filled(self.value, mapped)
 
 
 def filled(value: Any, mapped: mmap.mmap) -> Any:
