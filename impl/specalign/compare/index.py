@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,14 @@ from specalign.compare.result import Side
 from specalign.dump.errors import DumpError
 from specalign.dump.keys import RowKind
 from specalign.dump.passes import Dump
+from specalign.dump.rows import Rows
 
 Ints = NDArray[np.int32]
+
+TOGETHER: Final = 256
+"""Most forwards whose rows are put into the index at a time, """
+TOGETHER_ROWS: Final = 4096
+"""and no more of them than have so many rows."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -59,24 +65,63 @@ def index_rows(dump: Dump, side: Side, forwards: Sequence[Forward]) -> RowIndex:
     numbers: dict[tuple[int, str], int] = {}
     padding, health = np.zeros(len(forwards), np.int32), np.zeros(len(forwards), np.int32)
     filled = 0
-    for number, forward in enumerate(forwards):
-        rows = read_rows(dump, forward)
+    for first, several in _together(dump, forwards):
+        where, at, rows = _below_each_other([rows for _, rows in several])
+        those = slice(first, first + len(several))
+        padding[those] = np.bincount(where[rows.kinds == RowKind.PADDING], minlength=len(several))
+        health[those] = np.bincount(where[rows.kinds == RowKind.HEALTH_CHECK], minlength=len(several))
         counted = np.flatnonzero(rows.counted)
-        padding[number] = np.count_nonzero(rows.kinds == RowKind.PADDING)
-        health[number] = np.count_nonzero(rows.kinds == RowKind.HEALTH_CHECK)
-        if not len(counted):
-            continue
+        of_request = _numbered(several, where[counted], numbers)
+        for name, kind in (("tokens", "token"), ("positions", "position")):
+            _check_narrow(getattr(rows, name)[counted], kind, several, where[counted])
         here = slice(filled, filled + len(counted))
-        of_request = np.array([numbers.setdefault((forward.scope, name), len(numbers)) for name in rows.request_ids], np.int32)
-        columns["tokens"][here] = _narrow(rows.tokens[counted], "token", forward)
-        columns["positions"][here] = _narrow(rows.positions[counted], "position", forward)
+        columns["tokens"][here] = rows.tokens[counted]
+        columns["positions"][here] = rows.positions[counted]
         columns["requests"][here] = of_request[rows.requests[counted]]
-        columns["forwards"][here] = number
-        columns["rows"][here] = counted
+        columns["forwards"][here] = first + where[counted]
+        columns["rows"][here] = at[counted]
         decode[here] = rows.kinds[counted] == RowKind.DECODE
         filled = here.stop
     kept = {name: column[:filled] for name, column in columns.items()}
     return RowIndex(side, **kept, decode=decode[:filled], request_ids=_names(numbers), padding=padding, health_checks=health)
+
+
+_Several = list[tuple[Forward, Rows]]
+
+
+def _together(dump: Dump, forwards: Sequence[Forward]) -> Iterator[tuple[int, _Several]]:
+    """Forwards and their rows, small ones together, and the number of the first: decode steps have few rows each."""
+    several: _Several = []
+    rows = 0
+    for number, forward in enumerate(forwards):
+        several.append((forward, read_rows(dump, forward)))
+        rows += forward.rows
+        if len(several) == TOGETHER or rows >= TOGETHER_ROWS:
+            yield number + 1 - len(several), several
+            several, rows = [], 0
+    if several:
+        yield len(forwards) - len(several), several
+
+
+def _below_each_other(several: Sequence[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], Rows]:
+    """Which of several forwards each row is of, which row of it, and all rows, with `requests` counted through."""
+    lengths = np.array([len(rows) for rows in several])
+    where = np.repeat(np.arange(len(several)), lengths)
+    at = np.arange(len(where)) - (np.cumsum(lengths) - lengths)[where]
+    ids = np.array([len(rows.request_ids) for rows in several])
+    columns = (np.concatenate([getattr(rows, name) for rows in several]) for name in ("tokens", "positions", "requests", "kinds"))
+    tokens, positions, requests, kinds = columns
+    return where, at, Rows(tokens, positions, requests + (np.cumsum(ids) - ids)[where], kinds, ())
+
+
+def _numbered(several: _Several, counted: NDArray[Any], numbers: dict[tuple[int, str], int]) -> NDArray[np.int32]:
+    """The number of each request of each forward; those of a forward without counted rows get none."""
+    found: list[int] = []
+    for (forward, rows), has in zip(several, np.bincount(counted, minlength=len(several)).tolist(), strict=True):
+        scope = forward.scope
+        names = rows.request_ids
+        found += [numbers.setdefault((scope, name), len(numbers)) for name in names] if has else [0] * len(names)
+    return np.array(found, np.int32)
 
 
 def _names(numbers: dict[tuple[int, str], int]) -> tuple[str, ...]:
@@ -84,9 +129,12 @@ def _names(numbers: dict[tuple[int, str], int]) -> tuple[str, ...]:
     return tuple(f"dp{scope}:{name}" if twice else name for scope, name in numbers)
 
 
-def _narrow(values: NDArray[Any], what: str, forward: Forward) -> NDArray[Any]:
-    if len(values) and (int(values.min()) < 0 or int(values.max()) >= 2**31):
-        raise DumpError(
-            f"{forward.where}: a {what} is {int(values.min())} or {int(values.max())}, which no vocabulary or text has"
-        )
-    return values
+def _check_narrow(values: NDArray[Any], what: str, several: _Several, where: NDArray[Any]) -> None:
+    """Raises `DumpError` for a token or position beyond 32 bits; `where` tells which of several forwards each value is of."""
+    if not len(values) or (int(values.min()) >= 0 and int(values.max()) < 2**31):
+        return
+    of = where[int(((values < 0) | (values >= 2**31)).argmax())]
+    values = values[where == of]
+    raise DumpError(
+        f"{several[of][0].where}: a {what} is {int(values.min())} or {int(values.max())}, which no vocabulary or text has"
+    )

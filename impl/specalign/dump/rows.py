@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,8 +88,19 @@ def _column(name: str, value: ArrayLike, where: str) -> NDArray[Any]:
     return array
 
 
+_LAST_KIND: Final = int(max(RowKind))
+
+
+def _lie_within(values: NDArray[Any], last: int | None) -> bool:
+    """Whether all of some values are from 0 to `last`."""
+    return int(values.min()) >= 0 and (last is None or int(values.max()) <= last)
+
+
 def _check(arrays: dict[str, NDArray[Any]], requests: int, where: str) -> None:
     kinds = arrays["row_kind"]
+    limits = ((kinds, _LAST_KIND), (arrays["positions"], None), (arrays["requests"], requests - 1))
+    if not len(kinds) or all(_lie_within(values, last) for values, last in limits):
+        return
     unknown = (kinds < 0) | (kinds > max(RowKind))
     if unknown.any():
         raise DumpError(

@@ -145,14 +145,15 @@ def _cut(batch: Batch) -> list[Segment]:
 
 def _is_padding(batch: Batch, rows: slice, sequence: int) -> bool:
     # Nobody decodes at position 0: the batch was filled up for another rank or a CUDA graph.
-    filled = batch.mode == "decode" and not batch.positions[rows].any() and not batch.tokens[rows].any()
-    return batch.mode == "idle" or (filled and (batch.rids is None or sequence >= len(batch.rids)))
+    if batch.mode != "decode" or (batch.rids is not None and sequence < len(batch.rids)):
+        return batch.mode == "idle"
+    return not batch.positions[rows].any() and not batch.tokens[rows].any()
 
 
 def _segment(batch: Batch, sequence: int, at: int, count: int) -> Segment:
     first = int(batch.positions[at])
-    steps = np.diff(batch.positions[at : at + count])
-    if first < 0 or (steps != 1).any():
+    steps = np.diff(batch.positions[at : at + count]) if count > 1 else np.ones(0, np.int64)
+    if first < 0 or (count > 1 and (steps != 1).any()):
         bad = at + (int((steps != 1).argmax()) if (steps != 1).any() else 0)
         raise DumpError(
             f"{batch.where}: the positions of sequence {sequence} do not follow on: row {bad} is {int(batch.positions[bad])},"

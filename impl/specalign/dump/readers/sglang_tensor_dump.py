@@ -251,4 +251,3 @@ def _lost(rank: _Rank) -> list[str]:
         *lost,
         f"{names} of the last forward (pass {rank.forwards - 1}) were never written: SGLang writes them with the next forward",
     ]
-
