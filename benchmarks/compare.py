@@ -6,6 +6,7 @@
                  the files of the engines (slime's Megatron dump against SGLang's with pairs): at least 10 times the throughput
                  of a loop over request, position and layer as the published comparers have it (`published_loop.py`)
     own format   the same in our own format, against the leanest such loop that numpy allows; no floor
+    floor        for both: what any comparison by numpy must do (`compare_floor.py`), and so how often the loop at most
     throughput   large passes on warm files: at least 1 GB/s of tensor bytes on one core. Bytes of ONE side are counted: every
                  element is read on both sides
     jobs         two processes: at least 1.5 times one, or what two processes reach that only read the same files
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -48,6 +50,9 @@ RESULT = Path(__file__).parent / "results" / "compare.json"
 SELF = [sys.executable, __file__, "--child"]
 MIB = 1024 * 1024
 MANIFEST = Manifest("benchmarks/compare.py", device="cpu", arch="cpu")
+
+TURNS = 5
+"""Of the baseline, in each of which everything runs once."""
 
 Row = tuple[int, int, int]
 """Request, position, kind."""
@@ -135,6 +140,12 @@ def child(arguments: Sequence[str]) -> int:
         import published_loop
 
         found = published_loop.compare_row_by_row(a, b)
+    elif what == "floor":
+        import compare_floor
+
+        steps, layers, elements = map(int, arguments[4:])
+        # The prefill has as many rows as all steps together.
+        found = compare_floor.look_through(a, b) + compare_floor.sum_pairs(2 * steps, layers, elements)
     else:
         found = read_in_parts(a, extra)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - spent
@@ -150,11 +161,14 @@ def read_in_parts(folder: Path, parts: int) -> float:
 
 
 def warm_up(what: str) -> None:
-    """Import torch where it is needed: what starting costs is no part of a comparison."""
+    """Import what is imported when it is needed, such as torch by the loop: what starting costs is no part of a comparison."""
     if what == "published":
         import torch
 
         torch.set_num_threads(1)
+    elif what in ("compare", "floor"):
+        importlib.import_module("specalign.dump.readers")
+        importlib.import_module("compare_floor")
 
 
 def peak_bytes() -> int:
@@ -163,9 +177,9 @@ def peak_bytes() -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
 
 
-def measure(what: str, a: Path, b: Path, extra: int = 1, runs: int = 1) -> dict[str, Any]:
+def measure(what: str, a: Path, b: Path, extra: int = 1, runs: int = 1, more: Sequence[int] = ()) -> dict[str, Any]:
     """The fastest of several runs, and the largest peak of any."""
-    command = [*SELF, what, str(a), str(b), str(extra)]
+    command = [*SELF, what, str(a), str(b), str(extra), *map(str, more)]
     found = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(runs)]
     return {**min(found, key=lambda item: item["seconds"]), "peak": max(item["peak"] for item in found)}
 
@@ -184,24 +198,26 @@ def against_the_loop(folder: Path, small: bool) -> dict[str, Any]:
         [*SELF, "write-published", str(folder), *map(str, (requests, prompt, steps, layers, width))], check=False
     )
     check(made.returncode == 0, "the engines' files could not be written (they need torch)")
-    foreign = _duel("published", folder / "megatron", folder / "sglang", rows)
+    foreign = _duel("published", folder / "megatron", folder / "sglang", rows, (steps, layers, requests * width))
     train, rollout = folder / "train", folder / "rollout"
     write(train, [prefill(requests, prompt + steps)], layers, width)
     write(rollout, [prefill(requests, prompt), *(decode(requests, prompt + step) for step in range(steps))], layers, width)
-    own = _duel("loop", train, rollout, rows)
+    own = _duel("loop", train, rollout, rows, (0, 0, 0))
     return {"files": steps + 2, "engines_files": foreign, "own_format": own | {"bytes": size_of(train) + size_of(rollout)}}
 
 
-def _duel(loop: str, a: Path, b: Path, rows: int) -> dict[str, float]:
-    """Seconds of both, in turn; the fastest of each."""
-    ours, theirs = [], []
-    for _ in range(3):
+def _duel(loop: str, a: Path, b: Path, rows: int, summed: Sequence[int]) -> dict[str, float]:
+    """Seconds of both and of the floor, in turn; the fastest of each. `summed`: steps, pairs of each, elements of a pair."""
+    ours, theirs, floors = [], [], []
+    for _ in range(TURNS):
         ours.append(measure("compare", a, b))
         theirs.append(measure(loop, a, b))
+        floors.append(measure("floor", a, b, more=summed))
     check(all(one["found"] == [True, rows] for one in ours), f"ours compares {rows} rows: {ours}")
     check(all(one["found"] == [0.0, rows] for one in theirs), f"the loop compares {rows} rows: {theirs}")
-    seconds, loop_seconds = (min(one["cpu_seconds"] for one in side) for side in (ours, theirs))
-    return {"cpu_seconds": seconds, "loop_cpu_seconds": loop_seconds, "times_the_loop": loop_seconds / seconds}
+    seconds, loop_seconds, floor = (min(one["cpu_seconds"] for one in side) for side in (ours, theirs, floors))
+    return {"cpu_seconds": seconds, "loop_cpu_seconds": loop_seconds, "times_the_loop": loop_seconds / seconds,
+            "floor_cpu_seconds": floor, "times_the_loop_at_the_floor": loop_seconds / floor}  # fmt: skip
 
 
 def large_passes(folder: Path, small: bool) -> dict[str, Any]:
@@ -252,7 +268,9 @@ def report(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     foreign, own = results["baseline"]["engines_files"], results["baseline"]["own_format"]
     figures = [
         ("times the published loop", foreign["times_the_loop"], 10, ">="),
+        ("  at the floor", foreign["times_the_loop_at_the_floor"], None, ""),
         ("times a lean numpy loop", own["times_the_loop"], None, ""),
+        ("  at the floor", own["times_the_loop_at_the_floor"], None, ""),
         ("GB/s of one side, one core", large["gb_per_second_one_side"], 1, ">="),
         ("two jobs over one", large["jobs_2_times_one"], min(1.5, large["reading_2_times_one"]), ">="),
         ("peak, large passes, MiB", large["peak_bytes"] / MIB, large["limit_bytes"] / MIB, "<="),

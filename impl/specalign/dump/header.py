@@ -58,7 +58,7 @@ _DIGITS: Final = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + 8)
 _FIELDS: Final = frozenset({"check", "schema", "rank", "pass", "coords", "stage", "requests", "tensors", "crc32"})
 _TENSOR_FIELDS: Final = frozenset({"site", "axis", "dtype", "shape", "counted"})
 _DECODER: Final = json.JSONDecoder()
-_FIRST: Final = 64 * 1024  # read at once: nearly every header is shorter
+_FIRST: Final = 4 * 1024  # read at once: nearly every header is shorter, and more would cost more than a second read
 _MANY_LAYOUTS: Final = 256
 _LONG_LAYOUTS: Final = 4 * 1024 * 1024  # characters of all together
 

@@ -163,7 +163,7 @@ def _counts(mapped: mmap.mmap, header: PassHeader, spec: TensorSpec, path: Path,
 def _signature(path: Path) -> _Signature:
     with reading():
         try:
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116  # much faster than Path.stat
         except OSError as error:
             raise unreadable(path, error) from error
     return status.st_ino, status.st_size, status.st_mtime_ns
