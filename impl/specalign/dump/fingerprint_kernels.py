@@ -56,6 +56,9 @@ class Launch:
     stages: int = 1
 
 
+_LAUNCH: Final = Launch()
+
+
 def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, count: bool = False, launch: Launch | None = None) -> Tensor:
     """`fingerprint_reference` as a Triton kernel; same arguments, same bits, same errors.
 
@@ -86,32 +89,33 @@ def fingerprint_triton(tensor: Tensor, *, first_byte: int = 0, count: bool = Fal
         return torch.zeros(len(rows), columns, dtype=torch.int64, device=rows.device)
     result = torch.empty(len(rows), columns, dtype=torch.int64, device=rows.device)  # the first launch fills it
     units = _as_units(rows, whole=count)
-    codes = Codes.of(dtype, 8 * units.element_size()) if dtype else Codes()
-    per_word = WORD // units.element_size()
+    codes = Codes.of(dtype, 8 * units.element_size())
+    per_word, width = WORD // units.element_size(), units.shape[1]
     with torch.cuda.device(rows.device) if rows.is_cuda else contextlib.nullcontext():
-        for left in range(0, units.shape[1], _CHUNK_UNITS):
-            chunk = units[:, left : left + _CHUNK_UNITS]
+        for left in range(0, width, _CHUNK_UNITS):
+            chunk = units if width <= _CHUNK_UNITS else units[:, left : left + _CHUNK_UNITS]
             table = _TABLES.get((first_byte // WORD + left // per_word, chunk.shape[1], per_word, rows.device))
-            _launch(chunk, table, result, launch or Launch(), codes, add=left > 0)
+            _launch(chunk, table, result, launch or _LAUNCH, codes, add=left > 0)
     return result
 
 
 def _launch(units: Tensor, table: Table, result: Tensor, launch: Launch, codes: Codes, *, add: bool) -> None:
     halves, base = table
-    grid = (triton.cdiv(len(units), launch.rows),)
-    count, stride = units.shape[1], units.stride(0)
-    align = 4 if units.element_size() == WORD and not (count | stride | units.data_ptr() // WORD) % 4 else 1
+    row_count, count = units.shape
+    grid = (-(-row_count // launch.rows),)
+    stride, size = units.stride(0), units.element_size()
+    align = 4 if size == WORD and not (count | stride | units.data_ptr() // WORD) % 4 else 1
     _fingerprint_units[grid](
         units,
         halves,
         base,
         result,
-        len(units),
+        row_count,
         count // align,
         stride // align,
         ADD=add,
         ALIGN=align,
-        BITS=8 * units.element_size(),
+        BITS=8 * size,
         COLUMNS=result.shape[1],
         SPECIALS=codes.specials,
         ELEMENT=codes.element,
@@ -266,8 +270,9 @@ class _Tables:
             if len(self._kept) > self._limit:
                 self._kept.popitem(last=False)
         if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
             for part in table:  # dropped while this stream still reads it, its memory must not be given away
-                part.record_stream(torch.cuda.current_stream(device))
+                part.record_stream(stream)
         return table
 
     def clear(self) -> None:

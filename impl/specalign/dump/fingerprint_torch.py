@@ -87,7 +87,9 @@ def flat_rows(tensor: Tensor) -> Tensor:
         raise DumpError(
             f"a tensor of layout {tensor.layout} has no rows of bits. Pass tensor.to_dense(), if its zeros are part of the row"
         )
-    plain = tensor.detach().resolve_conj().resolve_neg()  # lazy views: the bits in memory are not the values
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():  # lazy views: the bits in memory are not the values
+        plain = plain.resolve_conj().resolve_neg()
     rows = 1
     for length in plain.shape[:-1]:
         rows *= length

@@ -9,6 +9,7 @@ once more and counts. Codes are compared as integers, for no cast of a NaN is th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Final
 
 import triton
@@ -39,11 +40,12 @@ class Codes:
     signs: int = 0
     carry: int = 0
 
-    @classmethod
-    def of(cls, dtype: DType, bits: int) -> Codes:
-        """Those of a type in units of `bits`; nothing is counted for a type that has no non-finite codes."""
-        if not has_nonfinite(dtype):
-            return cls()
+    @staticmethod
+    @functools.cache  # each call of a kernel asks, and there are as many answers as element types and units
+    def of(dtype: DType | None, bits: int) -> Codes:
+        """Those of a type in units of `bits`; nothing is counted for a type that has no non-finite codes, or without a type."""
+        if dtype is None or not has_nonfinite(dtype):
+            return Codes()
         size = 8 * dtype.size
         unit = min(bits, size)  # the high half of F64 holds its sign and exponent
         sign = 1 << (unit - 1)
@@ -51,7 +53,7 @@ class Codes:
         first = sign if zero else dtype.first_nonfinite >> (size - unit)
         carry = sign - 1 if zero else sign - first
         signs, carries = (sum(value << at for at in range(0, bits, unit)) for value in (sign, carry))
-        return cls(_SPECIALS[dtype.specials], size, first, signs, carries)
+        return Codes(_SPECIALS[dtype.specials], size, first, signs, carries)
 
 
 @triton.jit
