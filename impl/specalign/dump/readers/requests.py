@@ -152,9 +152,9 @@ def _is_padding(batch: Batch, rows: slice, sequence: int) -> bool:
 
 def _segment(batch: Batch, sequence: int, at: int, count: int) -> Segment:
     first = int(batch.positions[at])
-    steps = np.diff(batch.positions[at : at + count]) if count > 1 else np.ones(0, np.int64)
-    if first < 0 or (count > 1 and (steps != 1).any()):
-        bad = at + (int((steps != 1).argmax()) if (steps != 1).any() else 0)
+    jumps = np.flatnonzero(np.diff(batch.positions[at : at + count]) != 1).tolist() if count > 1 else []
+    if first < 0 or jumps:
+        bad = at + (jumps[0] if jumps else 0)
         raise DumpError(
             f"{batch.where}: the positions of sequence {sequence} do not follow on: row {bad} is {int(batch.positions[bad])},"
             f" then {batch.positions[bad + 1 : bad + 2].tolist()}; {count} rows were expected to be one stretch"
@@ -210,9 +210,15 @@ def _check_rids(rids: Sequence[str], sequences: int, where: str) -> None:
 def _rows(batch: Batch, segments: Sequence[Segment], names: Sequence[str], decoding: Sequence[bool]) -> Rows:
     requests = np.full(len(batch.tokens), NO_REQUEST, np.int32)
     kinds = np.full(len(batch.tokens), RowKind.PADDING, np.uint8)
-    for index, (segment, name, decodes) in enumerate(zip(segments, names, decoding, strict=True)):
-        here = slice(segment.at, segment.at + segment.rows)
-        requests[here] = index
-        kind = RowKind.DECODE if decodes else RowKind.PREFILL
-        kinds[here] = RowKind.HEALTH_CHECK if name.startswith(HEALTH_CHECK) else kind
+    of_each = [
+        RowKind.HEALTH_CHECK if name.startswith(HEALTH_CHECK) else RowKind.DECODE if decodes else RowKind.PREFILL
+        for name, decodes in zip(names, decoding, strict=True)
+    ]
+    if segments and all(segment.rows == 1 for segment in segments):  # a decode step: all at once
+        places = [segment.at for segment in segments]
+        requests[places], kinds[places] = np.arange(len(segments)), of_each
+    else:
+        for index, (segment, kind) in enumerate(zip(segments, of_each, strict=True)):
+            here = slice(segment.at, segment.at + segment.rows)
+            requests[here], kinds[here] = index, kind
     return make_rows(batch.tokens, batch.positions, requests, kinds, tuple(names), where=batch.where)
