@@ -16,7 +16,7 @@ from specalign.compare.result import Problem, Side
 from specalign.dump.dtypes import DTYPES
 from specalign.dump.passes import Dump, RawTensor, TensorSpec
 
-CACHE_BYTES: Final = 12 * 1024 * 1024
+CACHE_BYTES: Final = 8 * 1024 * 1024
 """Forwards of one side are kept while they take no more than this together; a larger one is read key by key."""
 
 
