@@ -31,6 +31,8 @@ _FOLDER: Final = re.compile(r"TP(?P<tp>\d{1,6})_PP(?P<pp>\d{1,6})_Rank(?P<rank>\
 _FILE: Final = re.compile(r"(?P<kind>Pass|Chunk)(?P<number>\d{5,9})\.pt")
 _PROXY: Final = ".pp_proxy_tensors."
 _BEHIND: Final = ("lm_head", "logits_processor", "pooler")
+_MOST_FORMS: Final = 256
+"""Passes of any other form are placed one by one."""
 _ROLES: Final = ("target", "draft")
 _MISSING: Final = (
     "SGLang writes <top>.forward_batch_info.* only if the ForwardBatch is a positional argument of the top module; record with"
@@ -114,7 +116,7 @@ class SGLangTensorDump(ForeignDump):
         if known is not None:
             return known
         records = [outlines.read(spot) for spot in spots]
-        if form is None:
+        if form is None or len(self._outlined) == _MOST_FORMS:
             return self._placed(rank, number, records)
         records = [anew(record) for record in records]
         entries = self._outlined[form] = self._placed(rank, number, records)

@@ -95,7 +95,7 @@ def open_torch_file(path: Path) -> TorchFile:
         if zipped:
             archive = TorchZip(path, mapped)
             value = _Plain(where, archive).of(archive.value, 0)
-            layout = layout_of(archive, value, mapped)
+            layout = layout_of(archive, value, mapped) if _LAYOUTS.is_second(archive, size) else None
             if layout is None:
                 return TorchFile(None, filled(value, mapped))
             _LAYOUTS.add(layout)

@@ -12,14 +12,17 @@ import dataclasses
 import itertools
 import mmap
 import zlib
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specalign.dump.readers.torch_zip import CRC, ENTRY_BYTES, NAME_LENGTH, READ_OF_LOCAL, Record, Span, TorchZip
+from specalign.dump.readers.torch_zip import CRC, ENTRY_BYTES, NAME_LENGTH, PICKLE, READ_OF_LOCAL, Record, Span, TorchZip
+
+_Kept = TypeVar("_Kept")
 
 _MOST: Final = 8
+_MOST_PICKLES: Final = 64
 _MOST_BYTES: Final = 128 * 1024
 """Of a layout, which takes nine times as much memory."""
 
@@ -82,26 +85,28 @@ def layout_of(archive: TorchZip, value: Any, mapped: mmap.mmap) -> TorchLayout |
     Args:
         value: its plain value, with a `Span` for each tensor.
     """
-    free: list[tuple[int, int]] = []
     ranges: list[tuple[int, int]] = []
     folders: list[tuple[int, int]] = []
-    directory = min(record.entry for record in archive.records.values())
+    directory = kept = min(record.entry for record in archive.records.values())
+    listed: list[tuple[int, int]] = []
     for name, record in archive.records.items():
         entry = mapped[record.entry : record.entry + ENTRY_BYTES]
         begin = record.entry + ENTRY_BYTES
         folders.append((begin, begin + int.from_bytes(entry[NAME_LENGTH], "little") - len(f"/{name}".encode())))
-        free.append(folders[-1])
         ranges += [(record.header + part.start, record.header + part.stop) for part in READ_OF_LOCAL]
         if name.startswith("data/") or name == _OWN_ID:
-            free.append((record.entry + CRC.start, record.entry + CRC.stop))
+            listed.append((kept, record.entry + CRC.start))
+            kept = record.entry + CRC.stop
         else:
             ranges.append((record.begin, record.begin + record.size))
+        listed.append((kept, begin))
+        kept = folders[-1][1]
     if any(end > directory for _, end in ranges):  # then what is free of the directory would not be free of them
         return None
-    ranges.append((directory, len(mapped)))
+    ranges += [*listed, (kept, len(mapped))]
     if sum(end - begin for begin, end in ranges) > _MOST_BYTES or len({end - begin for begin, end in folders}) != 1:
         return None
-    at = np.setdiff1d(_places(ranges), _places(free))
+    at = _places(ranges)
     lines = np.array([np.arange(*folder) for folder in folders], np.intp)
     data = np.frombuffer(mapped, np.uint8)
     return TorchLayout(value, len(mapped), at, data.take(at).tobytes(), lines, archive.records.get(_OWN_ID))
@@ -112,18 +117,34 @@ def _places(ranges: list[tuple[int, int]]) -> NDArray[np.intp]:
 
 
 class Layouts:
-    """The layouts of the last files, by size: one for each."""
+    """The layouts of the last files, by size: one for each.
+
+    A layout is worth keeping from the second file on that has the same pickle. In a run whose pickles differ from step to step,
+    as they do if a plain number is recorded that counts up, none is made.
+    """
 
     def __init__(self) -> None:
         self._known: collections.OrderedDict[int, TorchLayout] = collections.OrderedDict()
+        self._pickles: collections.OrderedDict[int, int] = collections.OrderedDict()
 
     def find(self, mapped: mmap.mmap) -> TorchLayout | None:
         """The one that a file is of, if it is known."""
         known = self._known.get(len(mapped))
         return known if known is not None and known.fits(mapped) else None
 
+    def is_second(self, archive: TorchZip, size: int) -> bool:
+        """Whether the last file of this size that was parsed had the same pickle as this one."""
+        checksum = archive.records[PICKLE].crc
+        known = self._pickles.pop(size, None)
+        _keep(self._pickles, size, checksum, _MOST_PICKLES)
+        return known == checksum
+
     def add(self, layout: TorchLayout) -> None:
         """Remember one, in place of the oldest."""
-        self._known[layout.size] = layout
-        while len(self._known) > _MOST:
-            self._known.popitem(last=False)
+        _keep(self._known, layout.size, layout, _MOST)
+
+
+def _keep(kept: collections.OrderedDict[int, _Kept], name: int, value: _Kept, most: int) -> None:
+    kept[name] = value
+    while len(kept) > most:
+        kept.popitem(last=False)

@@ -29,7 +29,7 @@ _ENTRY: Final = struct.Struct("<4s6H3L5H2L")
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _FULL: Final = 0xFFFFFFFF
 _ENCRYPTED: Final = 1
-_PICKLE: Final = "data.pkl"
+PICKLE: Final = "data.pkl"
 
 CRC: Final = slice(16, 20)
 NAME_LENGTH: Final = slice(28, 30)
@@ -150,7 +150,7 @@ class TorchZip:
         return Span(place.dtype.name, raw, record.begin + place.offset * raw.itemsize, place.shape, steps)
 
     def _pickle(self) -> bytes:
-        order, record = self.records.get("byteorder"), self.records.get(_PICKLE)
+        order, record = self.records.get("byteorder"), self.records.get(PICKLE)
         if record is None or "constants.pkl" in self.records or (order and self._bytes(order) != b"little"):
             raise UnknownArchiveError("no archive of torch.save, or of another byte order")
         # All but the tensors, whose bytes are looked at when they are needed, and which torch does not check either.
