@@ -27,6 +27,10 @@ Loaded: TypeAlias = Any
 """None, bool, int, float, str, `FileTensor`, or a dict or list of these."""
 
 _ZIP: Final = b"PK\x03\x04"
+_LARGE: Final = 2**32
+"""Bytes from which on torch maps a file in place of reading it. Of a mapped file it takes what lies behind a storage that is
+smaller than the pickle says."""
+
 _UNSIGNED: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _MAX_DEPTH: Final = 20
 _MAX_VALUES: Final = 10_000_000
@@ -103,7 +107,7 @@ def open_torch_file(path: Path) -> TorchFile:
     except UnknownArchiveError:
         pass
     del mapped
-    return TorchFile(None, _Plain(where).of(_load_with_torch(path, zipped), 0))
+    return TorchFile(None, _Plain(where).of(_load_with_torch(path, zipped and size >= _LARGE), 0))
 
 
 def _load_with_torch(path: Path, mapped: bool) -> object:

@@ -19,6 +19,10 @@ class UnknownPickleError(ValueError):
     """The pickle holds something else, or is damaged."""
 
 
+class RefusedPickleError(ValueError):
+    """The pickle holds what no reader of dumps takes and what another unpickler may hang or crash on: nobody else is asked."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Name:
     """A global that the pickle names; it is not looked up.
@@ -44,10 +48,13 @@ def read_pickle(data: bytes, calls: Calls, persistent: Callable[[object], object
 
     Raises:
         UnknownPickleError: it holds anything but what is said above, or does not end where it says so.
+        RefusedPickleError: see there.
     """
     machine = _Machine(data, calls, persistent)
     try:
         return machine.run()
+    except RefusedPickleError:
+        raise
     except (IndexError, KeyError, struct.error, TypeError, ValueError, OverflowError) as error:
         raise UnknownPickleError(f"at byte {machine.at}: {type(error).__name__}: {error}") from error
 
@@ -82,7 +89,9 @@ class _Machine:
     def line(self) -> str:
         """The next bytes up to the end of a line."""
         begin = self.at
-        self.at = self.data.index(b"\n", begin) + 1
+        self.at = self.data.find(b"\n", begin, begin + _LONGEST_LINE) + 1
+        if not self.at:
+            raise RefusedPickleError(f"its pickle is cut off, or names something by more than {_LONGEST_LINE} letters")
         return self.data[begin : self.at - 1].decode("ascii")
 
     def since_mark(self) -> list[Any]:
@@ -168,7 +177,14 @@ def _marked(make: Callable[[list[Any]], object]) -> Callable[[_Machine], None]:
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise UnknownPickleError("a name without a value")
-    return dict(zip(items[::2], items[1::2], strict=True))
+    return dict(zip(map(_key, items[::2]), items[1::2], strict=True))
+
+
+def _key(name: object) -> object:
+    """The name of a value. One hash of a tuple of tuples may take for ever, or more stack than there is."""
+    if not isinstance(name, (str, int)):
+        raise RefusedPickleError(f"a table has a name of type {type(name).__name__}, which is neither text nor a number")
+    return name
 
 
 def _append(machine: _Machine) -> None:
@@ -183,7 +199,7 @@ def _appends(machine: _Machine) -> None:
 
 def _set_item(machine: _Machine) -> None:
     value, name = machine.stack.pop(), machine.stack.pop()
-    _a(dict, machine.stack[-1])[name] = value
+    _a(dict, machine.stack[-1])[_key(name)] = value
 
 
 def _set_items(machine: _Machine) -> None:
@@ -203,8 +219,10 @@ def _name(machine: _Machine) -> None:
 
 def _call(machine: _Machine) -> None:
     arguments, called = machine.stack.pop(), machine.stack.pop()
-    if not isinstance(called, Name) or called.text not in machine.calls or type(arguments) is not tuple:
-        raise UnknownPickleError(f"a call of {called!r}")
+    if not isinstance(called, Name):  # and not shown: the text of lists in lists in lists may have no end
+        raise RefusedPickleError(f"its pickle calls an object of type {type(called).__name__}")
+    if called.text not in machine.calls or type(arguments) is not tuple:
+        raise UnknownPickleError(f"a call of {called.text!r}")
     machine.stack.append(machine.calls[called.text](*arguments))
 
 
@@ -222,6 +240,8 @@ def _protocol(machine: _Machine) -> None:
 
 
 _STOP: Final = ord(".")
+_LONGEST_LINE: Final = 256
+"""Of a name's module, and of the name within it."""
 
 _BY_LETTER: Final[Mapping[bytes, Callable[[_Machine], None]]] = {
     b"\x80": _protocol,

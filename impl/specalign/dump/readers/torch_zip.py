@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specalign.dump.dtypes import BY_TORCH_NAME, DType
+from specalign.dump.errors import DumpError
 from specalign.dump.files import map_file
 from specalign.dump.readers.entries import FileTensor
-from specalign.dump.readers.torch_pickle import Calls, Name, UnknownPickleError, read_pickle
+from specalign.dump.readers.torch_pickle import Calls, Name, RefusedPickleError, UnknownPickleError, read_pickle
+from specalign.layer_ids.files import quoted, shown
 
 _END: Final = struct.Struct("<4s4H2LH")
 _ENTRY: Final = struct.Struct("<4s6H3L5H2L")
@@ -56,6 +58,8 @@ _STORAGES: Final = {
 }
 _UNTYPED: Final = Name("torch.storage UntypedStorage")
 _SHORT: Final = 64 * 1024
+_DIMENSIONS: Final = 64
+"""Most that an array of numpy has."""
 
 
 class Record(NamedTuple):
@@ -99,12 +103,16 @@ class Span(NamedTuple):
 
     def tensor(self, mapped: mmap.mmap) -> FileTensor:
         """Its raw bits in a mapped file that is known to hold it."""
-        if not math.prod(self.shape):
-            return FileTensor(self.dtype, np.zeros(self.shape, self.raw))
-        found: NDArray[Any] = np.ndarray(self.shape, self.raw, mapped, self.begin, self.strides)
+        found = self.view(mapped)
         if not found.flags.c_contiguous:
             found = np.ascontiguousarray(found).reshape(self.shape)
         return FileTensor(self.dtype, found)
+
+    def view(self, mapped: mmap.mmap) -> NDArray[Any]:
+        """Its raw bits as they lie in the file. Raises ValueError or OverflowError for sizes beyond what can be counted."""
+        if not math.prod(self.shape):
+            return np.zeros(self.shape, self.raw)
+        return np.ndarray(self.shape, self.raw, mapped, self.begin, self.strides)
 
 
 class UnknownArchiveError(ValueError):
@@ -120,16 +128,19 @@ class TorchZip:
             tuples of them. Files of one layout share it: it must not be changed.
 
     Raises:
-        DumpError: the file cannot be opened.
+        DumpError: the file cannot be opened, or holds what no reader of dumps takes.
         UnknownArchiveError: this reader does not know it.
     """
 
     def __init__(self, path: Path, mapped: mmap.mmap | None = None) -> None:
+        self._where = shown(path)
         self._mapped = map_file(path) if mapped is None else mapped
         try:
             self.records = find_records(self._mapped)
             data = self._pickle()
             self.value = _short_plan(data) if len(data) <= _SHORT else _plan(data)
+        except RefusedPickleError as error:
+            raise DumpError(f"{self._where}: {error}; is this a dump?") from error
         except (UnknownPickleError, struct.error, UnicodeDecodeError) as error:
             raise UnknownArchiveError(str(error)) from error
 
@@ -137,17 +148,28 @@ class TorchZip:
         """Raw bits of a tensor; copied only if its elements do not lie in order.
 
         Raises:
-            UnknownArchiveError: the file holds less.
+            DumpError: the storage is not as large as the pickle says.
+            UnknownArchiveError: it is not there, or the tensor cannot be made without torch.
         """
         return self.span(place).tensor(self._mapped)
 
     def span(self, place: Place) -> Span:
-        """Where in the file a tensor lies. Raises `UnknownArchiveError` as `tensor`."""
+        """Where in the file a tensor lies, and that it can be made. Raises as `tensor`."""
         record, raw = self.records.get(f"data/{place.key}"), np.dtype(place.dtype.raw)
-        if record is None or record.size != place.held * raw.itemsize or record.begin % raw.itemsize:
-            raise UnknownArchiveError("a storage that is not there, of another size, or not aligned")
+        if record is None or record.begin % raw.itemsize:
+            raise UnknownArchiveError("a storage that is not there, or not aligned")
+        if record.size != place.held * raw.itemsize:  # torch would map what lies behind it
+            raise DumpError(
+                f"{self._where}: the storage {quoted(place.key)} has {record.size} bytes, and the pickle says {place.held}"
+                f" elements of {raw.itemsize}; the file was damaged, or changed after it was written"
+            )
         steps = tuple(stride * raw.itemsize for stride in place.strides)
-        return Span(place.dtype.name, raw, record.begin + place.offset * raw.itemsize, place.shape, steps)
+        span = Span(place.dtype.name, raw, record.begin + place.offset * raw.itemsize, place.shape, steps)
+        try:
+            span.view(self._mapped)
+        except (ValueError, OverflowError) as error:  # of no elements, or with steps over none, but beyond what can be counted
+            raise UnknownArchiveError(str(error)) from error
+        return span
 
     def _pickle(self) -> bytes:
         order, record = self.records.get("byteorder"), self.records.get(PICKLE)
@@ -174,10 +196,12 @@ _short_plan = functools.lru_cache(maxsize=16)(_plan)
 def _storage(made: Any) -> _Storage:
     """Of ("storage", type, key, location, elements), the persistent id of torch."""
     what, kind, key, _, count = made
+    if type(key) is not str:  # torch looks it up in a table, for which a tuple of tuples may take for ever
+        raise RefusedPickleError(f"a storage has a key of type {type(key).__name__}, which is no text")
     dtype = _STORAGES.get(kind.text) if isinstance(kind, Name) else None
     if what != "storage" or type(count) is not int or (dtype is None and kind != _UNTYPED):
         raise UnknownArchiveError("another persistent id")
-    return _Storage(str(key), dtype, count)
+    return _Storage(key, dtype, count)
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: object) -> Place:
@@ -198,6 +222,8 @@ def _typed_tensor(
 
 
 def _place(key: str, dtype: DType, held: int, offset: Any, shape: Any, strides: Any) -> Place:
+    if len(shape) > _DIMENSIONS:
+        raise RefusedPickleError(f"a tensor has {len(shape)} dimensions, more than the {_DIMENSIONS} that can be read")
     if len(shape) != len(strides) or not all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *strides)):
         raise UnknownArchiveError("a shape that is none")
     last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
@@ -207,12 +233,24 @@ def _place(key: str, dtype: DType, held: int, offset: Any, shape: Any, strides: 
     return Place(key, dtype, held, offset, tuple(shape), tuple(strides))
 
 
+def _size(lengths: Any) -> tuple[object, ...]:
+    """Of `torch.Size`, a tuple. Each call makes another one, so that a small file could ask for more than there is memory."""
+    if len(lengths) > _DIMENSIONS:
+        raise RefusedPickleError(f"a torch.Size has {len(lengths)} dimensions, more than the {_DIMENSIONS} that can be read")
+    return tuple(lengths)
+
+
+def _ordered() -> dict[str | int, object]:
+    """Of an `OrderedDict`: what is in it is filled in afterwards, where its names are looked at."""
+    return {}
+
+
 _CALLS: Final[Calls] = {
     "torch._utils _rebuild_tensor_v2": _tensor,
     "torch._utils _rebuild_tensor_v3": _typed_tensor,
     "torch._utils _rebuild_parameter": lambda data, requires_grad, hooks: data,
-    "collections OrderedDict": dict,
-    "torch Size": tuple,
+    "collections OrderedDict": _ordered,
+    "torch Size": _size,
 }
 
 
