@@ -40,6 +40,7 @@ class Expected:
             pytest.fail("a golden was compared with a golden; compare a result with it")
         report = _told(lambda: self._checker.check_tensors(self._asked, other))
         self._found = [] if report is None or report.ok else report.format().splitlines()
+        self._checker.unequal += self._found[:1]
         return not self._found
 
     def __ne__(self, other: object) -> NoReturn:
@@ -115,7 +116,8 @@ def specalign_golden(request: pytest.FixtureRequest) -> Iterator[Golden]:
     """`golden.check(name=…, tensors=… | dump=…, mode="bits")`, or `assert result == golden`, against files in `__golden__`.
 
     Missing goldens are written with `--specalign-golden=new`, others replaced with `--specalign-golden=update`. A test that
-    passes without having compared anything fails. With `@pytest.mark.bitwise`, the results of each run must have the same bits.
+    passes without having compared anything fails, and so does one whose `result == golden` was false. With
+    `@pytest.mark.bitwise`, the results of each run must have the same bits.
     """
     item = request.node
     owns_observer = item.get_closest_marker("bitwise") is not None and OBSERVER not in item.stash
@@ -125,9 +127,16 @@ def specalign_golden(request: pytest.FixtureRequest) -> Iterator[Golden]:
     yield Golden(checker, Asked())
     if owns_observer and OBSERVER in item.stash:
         del item.stash[OBSERVER]
-    if not checker.count and BROKE not in item.stash:
+    if BROKE in item.stash:
+        return
+    if not checker.count:
         pytest.fail(
             f"{item.nodeid}: the test passed and compared nothing with a golden: call golden.check, or take the fixture away"
+        )
+    if checker.unequal:
+        pytest.fail(
+            f"{item.nodeid}: the test passed, and `result == golden` was false: {'; '.join(checker.unequal)}. Write assert before"
+            " it; a test that expects a difference puts golden.check into pytest.raises(pytest.fail.Exception)"
         )
 
 

@@ -32,10 +32,12 @@ class Checker:
 
     Attributes:
         count: how many were handed over.
+        unequal: what was found by each `result == golden` that was false: only `assert` makes the test fail by it.
     """
 
     def __init__(self, item: pytest.Item) -> None:
         self.count = 0
+        self.unequal: list[str] = []
         self._item = item
         self._owner = owner_of(item)
         self._run = get_run(item.config)

@@ -212,3 +212,25 @@ def test_torch_is_not_imported(run: Run, suite: Path, pytester: pytest.Pytester)
     run("--specalign-golden=new").assert_outcomes(passed=3)
     values(pytester, "3.0")
     run("--specalign-artifacts=out").assert_outcomes(failed=3)
+
+
+RERUN = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+
+def pytest_runtest_protocol(item, nextitem):  # as pytest-rerunfailures does, without the reports of the first run
+    runtestprotocol(item, nextitem=nextitem, log=False)
+    item._initrequest()
+    runtestprotocol(item, nextitem=nextitem)
+    return True
+"""
+
+
+def test_a_rerun_that_compares_nothing_fails(run: Run, pytester: pytest.Pytester) -> None:
+    """What the first run raised says nothing of the second."""
+    pytester.makeconftest(RERUN)
+    pytester.makepyfile("ran = []\n\ndef test_f(golden):\n    ran.append(1)\n    assert len(ran) == 2\n")
+    result = run()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["E*the test passed and compared nothing with a golden*"])

@@ -74,5 +74,5 @@ def test_reruns_are_refused_where_only_the_golden_is_ours(run: Run, pytester: py
     pytester.makeconftest(
         "def pytest_addoption(parser):\n    parser.addoption('--reruns', type=int)\n"
     )  # as pytest-rerunfailures has it
-    result = run("--reruns=2")
+    result = run("-p", "no:rerunfailures", "--reruns=2")
     result.stdout.fnmatch_lines(["*@pytest.mark.bitwise refuses reruns:*"])

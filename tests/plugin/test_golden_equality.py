@@ -44,15 +44,15 @@ def test_equality_reaches_the_golden_from_either_side(run: Run, pytester: pytest
     pytest.importorskip("torch")
     path = pytester.makepyfile(test_sides=suite("assert (x == golden) is True"))
     run("--specalign-golden=new").assert_outcomes(passed=len(SIDES))
-    for expression, passes in (
-        ("assert x == golden", True),
-        ("assert golden == x", True),
-        ("assert (changed(x) == golden) is False", True),
-        ("assert changed(x) == golden", False),
-        ("assert golden == changed(x)", False),
+    for expression, outcomes in (
+        ("assert x == golden", ["passed"]),
+        ("assert golden == x", ["passed"]),
+        ("assert (changed(x) == golden) is False", ["passed", "errors"]),  # one answer, and no test that wants it
+        ("assert changed(x) == golden", ["failed"]),
+        ("assert golden == changed(x)", ["failed"]),
     ):
         path.write_text(suite(expression))
-        run().assert_outcomes(**{"passed" if passes else "failed": len(SIDES)})
+        run().assert_outcomes(**dict.fromkeys(outcomes, len(SIDES)))
 
 
 TEST = """
@@ -88,6 +88,40 @@ def test_a_tolerance_stands_with_the_name(run: Run, pytester: pytest.Pytester) -
     run().assert_outcomes(passed=1)
     path.write_text(near.replace("ulp:1", "bits"))
     run().assert_outcomes(failed=1)
+
+
+UNASSERTED = {
+    "x == golden('a')": "test_0 errors: no assert",
+    "ok = [x, x] == [golden('a'), golden('b')]": "the first of two ends the list",
+    "assert not (x == golden('a'))": "it says what the result is not",
+    "assert x == golden('a') or True": "nobody looks",
+}
+
+
+def test_an_inequality_that_nobody_asserts_fails(run: Run, pytester: pytest.Pytester) -> None:
+    """A missing golden, too: else a forgotten assert would pass for ever."""
+    head = "import numpy, pytest\nx = numpy.ones(3)\n"
+    bodies = "".join(f"def test_{number}(golden):\n    {body}\n" for number, body in enumerate(UNASSERTED))
+    path = pytester.makepyfile(test_it=head + bodies)
+    result = run()
+    result.assert_outcomes(passed=len(UNASSERTED), errors=len(UNASSERTED))
+    result.stdout.fnmatch_lines(
+        ["E*test_it.py::test_0: the test passed, and `result == golden` was false: *::a: missing.*assert*"]
+    )
+    path.write_text(head + "def test_0(golden):\n    assert x == golden('a')\n")
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    path.write_text(head + "def test_0(golden):\n    x + 1 == golden('a')\n")
+    run().assert_outcomes(passed=1, errors=1)
+
+
+def test_a_failure_or_an_expected_one_is_told_once(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import numpy, pytest\n"
+        "def test_a(golden):\n    assert numpy.ones(3) == golden\n"
+        "@pytest.mark.xfail\ndef test_b(golden):\n    assert numpy.ones(3) == golden\n"
+        "def test_c(golden):\n    with pytest.raises(pytest.fail.Exception):\n        golden.check(tensors=numpy.ones(3))\n"
+    )
+    run().assert_outcomes(failed=1, xfailed=1, passed=1)
 
 
 WRONG = {

@@ -80,6 +80,7 @@ def run_merge(args: argparse.Namespace) -> int:
 
     merged = _merged(args.records)
     if args.out is not None:
+        _make_folder(args.out)
         print(write_usage(merged, args.out))
     for golden, tests in merged.shared.items():
         print(f"collision: {golden} was used by {' and '.join(tests)}")
@@ -128,6 +129,16 @@ def _merged(given: Sequence[Path]) -> Usage:
             )
         paths += inside
     return merge(read_usage(path) for path in paths)
+
+
+def _make_folder(folder: Path) -> None:
+    from specalign.golden.errors import GoldenError
+    from specalign.layer_ids.files import shown
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GoldenError(f"{shown(folder)}: cannot be made: {error.strerror or error}; give another folder") from error
 
 
 def _incomplete(merged: Usage) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from specalign.golden.document import Document
-from specalign.golden.dumps import SUFFIX, dump_folders
+from specalign.golden.dumps import SUFFIX, dump_folders, is_dump_folder
 from specalign.golden.errors import GoldenError
 from specalign.golden.files import FOLDER, Place, is_temporary, parse_name, read_golden
 from specalign.golden.usage import Present
@@ -39,11 +39,11 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Every golden that lies in a folder itself, by name."""
+    """Every golden that lies in a folder itself, by name; also a broken link or a folder in the place of one."""
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = parse_name(path.name)
-        if name is not None and path.is_file():
+        if name is not None:
             found.append(_entry(path, Place(folder, *name)))
     return found
 
@@ -88,15 +88,21 @@ def paths_of(golden: str, root: Path) -> list[Path]:
 
 
 def leftovers(top: Path) -> list[Path]:
-    """What runs that were killed left in folders of goldens: temporary files, and dumps that no document names."""
+    """What runs that were killed left in folders of goldens: temporary files, and dumps of ours that no document names.
+
+    A dump is no leftover where its golden's document cannot be read, after a merge with conflicts for instance.
+    """
     found: list[Path] = []
     for folder in folders(top):
-        named = {entry.document.folder for entry in entries(folder) if entry.document is not None}
-        for path in sorted(folder.iterdir()):
-            orphan = path.is_dir() and path.name.endswith(SUFFIX) and path.name not in named
-            if orphan or (path.is_file() and is_temporary(path.name)):
-                found.append(path)
-    return found
+        found += (path for path in folder.iterdir() if path.is_file() and is_temporary(path.name))
+        dumps = {path for path in folder.iterdir() if is_dump_folder(path.name) and path.is_dir()}
+        for entry in entries(folder):
+            if entry.document is None:  # it may name any of them
+                dumps -= set(dump_folders(entry.place))
+            else:
+                dumps.discard(folder / entry.document.folder)
+        found += dumps
+    return sorted(found)
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -115,7 +121,7 @@ def _entry(path: Path, place: Place) -> Entry:
     try:
         document = read_golden(path).document
     except GoldenError as error:
-        return Entry(path, place, None, str(error), path.stat().st_size)
+        return Entry(path, place, None, str(error), path.lstat().st_size if not path.is_file() else path.stat().st_size)
     if document.form == "external":
         return Entry(path, place, document, "", document.size)
     size = path.stat().st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ from specalign.golden.keys import Key
 from specalign.layer_ids.files import InputError, shown
 
 SUFFIX: Final = ".dump"
+
+_DIGITS: Final = 12
+_NAME: Final = re.compile(rf"[^.].*\.[a-z0-9_]{{1,24}}\.[0-9a-f]{{{_DIGITS}}}\.dump")
 
 
 def open_result(dump: Dump | str | os.PathLike[str]) -> Dump:
@@ -61,7 +65,7 @@ def write_dump(place: Place, key: Key, environment: Environment, dump: Dump, *, 
     Raises:
         GoldenError: a dump that cannot be read, or cannot be written.
     """
-    name = f"{place.stem}.{place.arch}.{hashlib.sha256(os.urandom(16)).hexdigest()[:12]}{SUFFIX}"
+    name = f"{place.stem}.{place.arch}.{hashlib.sha256(os.urandom(16)).hexdigest()[:_DIGITS]}{SUFFIX}"
     target = place.folder / name
     infos = dump.infos()
     try:
@@ -82,8 +86,13 @@ def write_dump(place: Place, key: Key, environment: Environment, dump: Dump, *, 
 def dump_folders(place: Place) -> list[Path]:
     """Every folder of a dump that has the name of this golden: the one that its document names, and what killed runs left."""
     start = f"{place.stem}.{place.arch}."
-    named = [p for p in sorted(place.folder.iterdir()) if p.is_dir() and p.name.startswith(start) and p.name.endswith(SUFFIX)]
-    return [path for path in named if len(path.name) == len(start) + 12 + len(SUFFIX)]
+    named = [p for p in sorted(place.folder.iterdir()) if p.name.startswith(start) and is_dump_folder(p.name) and p.is_dir()]
+    return [path for path in named if len(path.name) == len(start) + _DIGITS + len(SUFFIX)]
+
+
+def is_dump_folder(name: str) -> bool:
+    """Whether a folder's name is one that `write_dump` gives."""
+    return _NAME.fullmatch(name) is not None
 
 
 def open_golden_dump(golden: Golden) -> Dump:

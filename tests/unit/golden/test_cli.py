@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_merge_of_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     two = record(tmp_path / "two", (DUMPED,), ran=TESTS[2:])
     assert main(["golden", "merge", str(one)]) == 2
     assert "nobody can tell which goldens are unused: 2 tests (" in capsys.readouterr().out
-    assert main(["golden", "merge", str(one), str(two.parent), "-o", str(tmp_path)]) == 1
+    assert main(["golden", "merge", str(one), str(two.parent), "-o", str(tmp_path / "new" / "folder")]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [
         "4 tests, 4 goldens, 1 unused",
         f"unused: tests/__golden__/{FAR.stem}",
@@ -126,6 +127,35 @@ def test_prune_says_what_would_go_and_removes_it_when_told(tmp_path: Path, capsy
     assert {path.name for path in folder.iterdir()} == before
     assert main(["golden", "prune", str(used), "--root", str(tmp_path), "--delete"]) == 0
     assert {path.name for path in folder.iterdir()} == {f"{KEY.stem}.cpu.safetensors", f"{FAR.stem}.cpu.json"}
+
+
+def test_prune_leaves_dumps_that_are_not_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dump that somebody keeps beside goldens, and those of a golden whose document has a conflict of a merge in it."""
+    folder = goldens(tmp_path)
+    document = folder / f"{DUMPED.stem}.cpu.json"
+    kept = {json.loads(document.read_text())["folder"], f"{DUMPED.stem}.cpu.{'1' * 12}.dump", "train.dump", "a.b.dump"}
+    for name in kept:
+        (folder / name).mkdir(exist_ok=True)
+    document.write_text("<<<<<<< ours\n" + document.read_text())
+    other = folder / f"{OTHER.stem}.cpu.{'2' * 12}.dump"
+    other.mkdir()
+    used = record(tmp_path / "records", (KEY, OTHER, DUMPED, FAR))
+    assert main(["golden", "prune", str(used), "--root", str(tmp_path), "--delete"]) == 0
+    assert kept <= {path.name for path in folder.iterdir()}
+    assert not other.exists()
+
+
+def test_list_names_what_is_in_the_place_of_a_golden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = goldens(tmp_path)
+    path = folder / f"{KEY.stem}.cpu.safetensors"
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    assert main(["golden", "list", str(tmp_path)]) == 1
+    assert "a broken link" in capsys.readouterr().out
+    path.unlink()
+    path.mkdir()
+    assert main(["golden", "list", str(tmp_path)]) == 1
+    assert "is a folder" in capsys.readouterr().out
 
 
 def test_prune_removes_nothing_where_nobody_can_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
