@@ -37,10 +37,15 @@ def main(argv: list[str]) -> None:
     warden.sendall(b"s")
     plan = Plan.read(folder)
     sys.meta_path.insert(0, SentModules(plan.modules))
+    mine = os.getpid()
     try:
-        result_file(folder, rank).write_bytes(_run(plan, folder, rank, warden))
+        packed = _run(plan, folder, rank, warden)
+        _end_copy(mine, "returned from the rank's function")
+        result_file(folder, rank).write_bytes(packed)
     except BaseException as error:  # a rank that exits, or skips, gives no result either
-        failure_file(folder, rank).write_text(json.dumps(describe(error)), "utf-8")
+        told = describe(error)
+        _end_copy(mine, f"{told['reason']}\n{told['details']}")
+        failure_file(folder, rank).write_text(json.dumps(told), "utf-8")
         warden.sendall(b"f")
         _flush()
         os._exit(1)  # at once: taking the group down may hang, and the others are to see that this one is gone
@@ -85,6 +90,14 @@ def _join(plan: Plan, folder: Path, rank: int) -> Any:
         **more,
     )
     return torch
+
+
+def _end_copy(rank: int, did: str) -> None:
+    """End a process that the function forked and did not end: its result is not the rank's, which speaks for itself."""
+    if os.getpid() != rank:
+        text = f"specalign: a process that pid {rank} forked {did}, and is ended: end it in the function, by os._exit\n"
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+        os._exit(1)
 
 
 def _flush() -> None:

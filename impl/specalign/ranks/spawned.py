@@ -18,6 +18,7 @@ from typing import Any, Final
 from specalign.ranks.errors import RankFailure, RankGroupError, RanksFailedError, RankWarning
 from specalign.ranks.orphans import signal_name
 from specalign.ranks.plan import Plan, call_file, failure_file, python_command, result_file, stacks_file
+from specalign.ranks.told import unreadable
 
 _END_PATIENCE: Final = 30.0
 _NO_OUTER: Final = (
@@ -54,7 +55,7 @@ def run_spawned(what: str, plan: Plan, packed: bytes, changes: Mapping[str, str]
             left = [f"left behind, and killed: {process}" for process in summary["left"]]
             if failures:
                 raise RanksFailedError(what, plan.world_size, failures, left)
-            results = [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(plan.world_size)]  # noqa: S301
+            results = _results(what, folder, plan, summary)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if left:
@@ -99,6 +100,21 @@ def _read_summary(what: str, answer: Iterator[str]) -> dict[str, Any]:
         )
     summary: dict[str, Any] = json.loads(text)
     return summary
+
+
+def _results(what: str, folder: Path, plan: Plan, summary: Mapping[str, Any]) -> list[Any]:
+    """What each rank returned. Raises `RanksFailedError` for what cannot be unpickled in this process."""
+    __tracebackhide__ = True
+    results, failures = [], []
+    for told in summary["ranks"]:
+        try:
+            results.append(pickle.loads(result_file(folder, told["rank"]).read_bytes()))  # noqa: S301  # from our own ranks
+        except Exception as error:  # a value's own code raises what it wants
+            said = unreadable(error)
+            failures.append(RankFailure(told["rank"], socket.gethostname(), told["pid"], said["reason"], said["details"]))
+    if failures:
+        raise RanksFailedError(what, plan.world_size, failures)
+    return results
 
 
 def _failures(folder: Path, plan: Plan, summary: Mapping[str, Any]) -> Iterator[RankFailure]:

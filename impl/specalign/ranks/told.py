@@ -13,10 +13,22 @@ def describe(error: BaseException) -> dict[str, str]:
     trace = error.__traceback__
     while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == _OWN and trace.tb_next is not None:
         trace = trace.tb_next
-    said = str(error).strip().partition("\n")[0]
+    try:
+        said = str(error).strip().partition("\n")[0]
+    except Exception as second:  # what failed is told all the same
+        said = f"<its text cannot be had: {type(second).__qualname__}>"
     name = type(error).__qualname__
     told = traceback.TracebackException(type(error), error, trace)
     return {"reason": f"raised {name}: {said}" if said else f"raised {name}", "details": "".join(told.format())}
+
+
+def unreadable(error: Exception) -> dict[str, str]:
+    """The same of a result that was sent back and cannot be unpickled here."""
+    told = describe(error)
+    return {
+        **told,
+        "reason": f"returned what cannot be read here: unpickling it {told['reason']}; return plain values and tensors",
+    }
 
 
 def unpicklable(rank: int, result: object, problem: Exception) -> TypeError:

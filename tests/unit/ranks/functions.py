@@ -63,3 +63,38 @@ def wait_and_see(kind: str) -> str:
         raise RuntimeError(kind)
     time.sleep(1000)
     return kind
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+def raise_without_text() -> None:
+    raise NoTextError
+
+
+class OnlyOneWay:
+    """Can be pickled, and not read again."""
+
+    def __reduce__(self) -> Any:
+        return _no_way_back, ()
+
+
+def _no_way_back() -> None:
+    raise OSError("no way back")
+
+
+def return_what_cannot_be_read() -> object:
+    return OnlyOneWay() if dist.get_rank() == 1 else "fine"
+
+
+def fork_and_forget(kind: str) -> str:
+    """The child leaves the function too, before the rank does."""
+    child = os.fork()
+    if child == 0:
+        if kind == "raises":
+            raise ValueError("in the child")
+        return "of the child"
+    os.waitpid(child, 0)
+    return "of the rank"

@@ -76,6 +76,31 @@ def test_a_rank_that_returns_and_ends_badly_failed() -> None:
     assert "Fatal Python error: Aborted" in failure.details
 
 
+def test_an_exception_whose_text_cannot_be_had_is_told() -> None:
+    with pytest.raises(RanksFailedError) as error:
+        RankGroup(1, "gloo").run(functions.raise_without_text)
+    (failure,) = error.value.failures
+    assert failure.reason == "raised NoTextError: <its text cannot be had: RuntimeError>"
+    assert "in raise_without_text" in failure.details
+
+
+def test_a_result_that_cannot_be_read_is_the_failure_of_its_rank() -> None:
+    with pytest.raises(RanksFailedError) as error:
+        RankGroup(2, "gloo").run(functions.return_what_cannot_be_read)
+    (failure,) = error.value.failures
+    assert failure.rank == 1
+    assert failure.reason.startswith("returned what cannot be read here: unpickling it raised OSError: no way back")
+    assert "in _no_way_back" in failure.details
+
+
+@pytest.mark.parametrize("kind", ["returns", "raises"])
+def test_a_forked_child_does_not_speak_for_its_rank(capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    assert RankGroup(1, "gloo").run(functions.fork_and_forget, kind) == ["of the rank"]
+    said = capfd.readouterr().err
+    assert "end it in the function, by os._exit" in said
+    assert ("ValueError: in the child" in said) == (kind == "raises")
+
+
 def test_when_one_failed_the_others_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "GRACE", 0.5)
     with pytest.raises(RanksFailedError) as error:
