@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser("list", help="every golden below a folder: whose, for which architecture, what it holds")
     listing.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="default: here")
+    _add_json(listing, "specalign.golden-list/1")
     listing.set_defaults(run=run_list)
     diff = actions.add_parser(
         "diff", help="two goldens, or two folders of them: what changed, by how much; exit 1 if anything did"
@@ -23,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("old", type=Path, metavar="OLD", help="a golden, or a folder")
     diff.add_argument("new", type=Path, metavar="NEW", help="the same of the other state")
     diff.add_argument("--mode", default="bits", metavar="MODE", help="bits (default), ulp:N, abs:X or rel:X")
+    _add_json(diff, "specalign.golden-diff/1")
     diff.set_defaults(run=run_diff)
     merging = actions.add_parser(
         "merge", help="usage records of shards as one: are goldens unused? exit 1 if so, 2 if nobody knows"
@@ -41,12 +44,16 @@ def run_list(args: argparse.Namespace) -> int:
     """Print them: 0, 1 if one cannot be read, 2 if there is none."""
     from specalign.golden.catalog import entries, folders
     from specalign.golden.errors import GoldenError
+    from specalign.golden.reports import format_list
     from specalign.layer_ids.files import list_names, shown
 
     list_names(args.folder)  # no such folder is an error, not an empty list
     found = [entry for folder in folders(args.folder) for entry in entries(folder)]
     if not found:
         raise GoldenError(f"{shown(args.folder)}: holds no golden")
+    code = 1 if any(entry.document is None for entry in found) else 0
+    if args.json is not None and not _write_json(args.json, format_list(args.folder, found)):
+        return code
     for entry in found:
         if entry.document is None:
             print(f"{shown(entry.path)}\n    cannot be read: {entry.problem}")
@@ -58,16 +65,20 @@ def run_list(args: argparse.Namespace) -> int:
             f"    {entry.document.environment.arch}, {entry.document.form}, {entry.size} bytes{': ' if held else ''}{held}{more}"
         )
     print(f"{len(found)} goldens, {sum(entry.size for entry in found)} bytes")
-    return 1 if any(entry.document is None for entry in found) else 0
+    return code
 
 
 def run_diff(args: argparse.Namespace) -> int:
     """Print what changed: 0 nothing, 1 something, 2 unusable input."""
     from specalign.compare.modes import parse_mode
     from specalign.golden.difference import diff_goldens
+    from specalign.golden.reports import format_diff
 
-    found = diff_goldens(args.old, args.new, parse_mode(args.mode))
+    mode = parse_mode(args.mode)
+    found = diff_goldens(args.old, args.new, mode)
     changed = [entry for entry in found if entry.state != "same"]
+    if args.json is not None and not _write_json(args.json, format_diff(args.old, args.new, str(mode), found)):
+        return 1 if changed else 0
     for entry in changed:
         print(entry.format())
     print(f"{len(found)} goldens, {len(changed)} changed")
@@ -129,6 +140,21 @@ def _merged(given: Sequence[Path]) -> Usage:
             )
         paths += inside
     return merge(read_usage(path) for path in paths)
+
+
+def _add_json(parser: argparse.ArgumentParser, schema: str) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {schema}; - is standard output, without the text")
+
+
+def _write_json(path: Path, text: str) -> bool:
+    """Write it; whether the text for people is to follow. Raises `InputError`."""
+    from specalign.layer_ids.rewrite import write_text_atomically
+
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return False
+    write_text_atomically(text, path)
+    return True
 
 
 def _make_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from specalign.compare.layerwise import compare_dumps
 from specalign.compare.modes import BITS, Mode
 from specalign.golden.catalog import Entry, entries, folders
-from specalign.golden.check import check_tensors
+from specalign.golden.check import check_tensors, ulp_text
 from specalign.golden.dumps import open_golden_dump
 from specalign.golden.errors import GoldenError
 from specalign.golden.files import Golden, read_golden
@@ -33,7 +33,7 @@ class GoldenDifference:
         old, new: the first 16 hexadecimal digits of the SHA-256 of each file (of the file in the store, for one that lies there;
             of the document, for a dump); empty where it is not there.
         text: where and by how much they differ.
-        max_ulp: the largest distance, where values were compared.
+        max_ulp: the largest distance, where values were compared; 2**64 − 1 for a NaN.
     """
 
     name: str
@@ -45,7 +45,7 @@ class GoldenDifference:
 
     def format(self) -> str:
         """One line, and the details below it."""
-        ulp = "" if self.max_ulp is None else f", at most {self.max_ulp} ulp"
+        ulp = "" if self.max_ulp is None else f", at most {ulp_text(self.max_ulp)}"
         lines = [f"{self.state}: {self.name} ({self.old or 'none'} → {self.new or 'none'}{ulp})"]
         return "\n".join([*lines, *(f"    {line}" for line in self.text.splitlines())])
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -84,6 +87,64 @@ def test_diff_of_the_same_state_and_of_nothing(tmp_path: Path, capsys: pytest.Ca
     other = new / f"{OTHER.stem}.cpu.safetensors"
     assert main(["golden", "diff", str(old / f"{KEY.stem}.cpu.safetensors"), str(other)]) == 2
     assert main(["golden", "diff", str(old), str(other)]) == 2
+
+
+def read(name: str, text: str) -> dict[str, Any]:
+    """A document that its JSON Schema takes."""
+    schema = json.loads(resources.files("specalign").joinpath(f"schemas/golden-{name}-1.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(text)
+    jsonschema.Draft202012Validator(schema).validate(found)
+    return found
+
+
+def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = goldens(tmp_path)
+    (folder / "broken.cpu.safetensors").write_text("no")
+    assert main(["golden", "list", str(tmp_path), "--json", str(tmp_path / "list.json")]) == 1
+    assert "5 goldens, " in capsys.readouterr().out
+    text = (tmp_path / "list.json").read_text()
+    assert main(["golden", "list", str(tmp_path), "--json", "-"]) == 1
+    assert capsys.readouterr().out == text
+    found = read("list", text)
+    by_path = {one["path"].rpartition("/")[2]: one for one in found["goldens"]}
+    assert found["bytes"] == sum(one["bytes"] for one in by_path.values()) > 10**9
+    values = by_path[f"{KEY.stem}.cpu.safetensors"]
+    assert {name: values[name] for name in ("problem", "test", "name", "arch", "form", "tensors")} == {
+        "problem": "",
+        "test": KEY.test,
+        "name": KEY.name,
+        "arch": "cpu",
+        "form": "values",
+        "tensors": [{"path": "['h']", "dtype": "F32", "shape": [3, 4]}],
+    }
+    broken = by_path["broken.cpu.safetensors"]
+    assert broken["problem"]
+    assert (broken["test"], broken["form"], broken["bytes"]) == (None, None, 2)
+    assert {one["form"] for one in by_path.values()} == {"values", "fingerprint", "external", "dump", None}
+
+
+def test_diff_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = goldens(tmp_path / "a"), goldens(tmp_path / "b", add=1.0)
+    written(new, ROWS, key=Key("test_x.py", "", "test_new", None))
+    assert main(["golden", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json", "-"]) == 1
+    found = read("diff", capsys.readouterr().out)
+    assert (found["mode"], found["changed"]) == ("bits", 4)
+    states = {one["name"].rpartition("/")[2]: (one["state"], one["max_ulp"]) for one in found["goldens"]}
+    assert states[f"{KEY.stem}.cpu.safetensors"] == ("different", 0x3F800000)
+    assert states[f"{DUMPED.stem}.cpu.json"][0] == "same"
+    assert states["test_x.py~~test_new.cpu.safetensors"] == ("only new", None)
+    name = f"{KEY.stem}.cpu.safetensors"
+    target = tmp_path / "diff.json"
+    assert main(["golden", "diff", str(old / name), str(new / name), "--mode", "abs:1", "--json", str(target)]) == 0
+    assert capsys.readouterr().out == "1 goldens, 0 changed\n"
+    assert read("diff", target.read_text())["mode"] == "abs:1.0"
+
+
+def test_a_nan_is_no_distance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "a", ROWS)
+    written(tmp_path / "b", ROWS * np.float32("nan"))
+    assert main(["golden", "diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert ", at most a NaN apart)" in capsys.readouterr().out
 
 
 TESTS = tuple(f"tests/__golden__::{key.test}" for key in (KEY, OTHER, DUMPED, FAR))
