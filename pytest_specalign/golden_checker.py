@@ -77,6 +77,8 @@ class Checker:
         self._begin_run()
         if not isinstance(asked.name, str):
             raise _error(f"the name of a golden is {asked.name!r}: give a text")
+        if not asked.name.isprintable():  # JUnit's XML, and what carries reports between processes, take no such characters
+            raise _error(f"the name of a golden is {asked.name!a}: give a text without control characters and lone surrogates")
         if asked.keep not in KEEPS:
             raise _error(f"keep is {asked.keep!r}: choose one of {', '.join(KEEPS)}")
         if asked.keep == "fingerprint" and not _mode(asked).is_bits:

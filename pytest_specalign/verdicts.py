@@ -83,9 +83,10 @@ def note_comparison(item: pytest.Item, comparison: Comparison) -> None:
     Does not fail the test: whoever compares does that. In one test a later comparison of the same kind and name replaces the
     earlier, so that a test whose function is called repeatedly is not counted repeatedly.
     """
-    artifacts = tuple(str(Path(path).absolute()) for path in comparison.artifacts)
+    artifacts = tuple(_plain(str(Path(path).absolute())) for path in comparison.artifacts)
+    name, unit, kind, first = map(_plain, (comparison.name, comparison.unit, comparison.kind, comparison.first))
     noted = item.stash.setdefault(COMPARISONS, {})
-    noted[comparison.kind, comparison.name] = dataclasses.replace(comparison, artifacts=artifacts)
+    noted[kind, name] = dataclasses.replace(comparison, name=name, unit=unit, kind=kind, first=first, artifacts=artifacts)
     others = [pair for pair in item.user_properties if pair[0] != PROPERTY]
     made = [(PROPERTY, json.dumps(one.as_dict(), ensure_ascii=False)) for one in noted.values()]
     item.user_properties[:] = [*others, *made]
@@ -94,3 +95,8 @@ def note_comparison(item: pytest.Item, comparison: Comparison) -> None:
 def noted_comparisons(item: pytest.Item) -> list[Comparison]:
     """The comparisons of a test so far, in the order in which their names came first."""
     return list(item.stash.get(COMPARISONS, {}).values())
+
+
+def _plain(text: str) -> str:
+    """With lone surrogates spelled out: neither xdist nor an XML file takes them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -139,6 +139,8 @@ REFUSED = {
     "golden.check(tensors=[])": "holds no tensor",
     "golden.check(tensors=1.5)": "only torch tensors and numpy arrays",
     "golden.check(name=3, tensors=x)": "the name of a golden is 3",
+    "golden.check('a\\x1b[m', tensors=x)": "the name of a golden is 'a*x1b[m': give a text without control characters",
+    "golden.check('a\\udcff', tensors=x)": "the name of a golden is 'a*udcff': give a text without control characters",
     "golden.check(tensors=x, keep='zip')": "keep is 'zip'",
     "golden.check(tensors=x, keep='fingerprint', mode='ulp:1')": "fingerprints tell equal bits from others",
     "golden.check(tensors=x, arch='H100!')": "arch is 'H100!'",

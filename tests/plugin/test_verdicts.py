@@ -140,3 +140,19 @@ def test_the_same_name_again_replaces_what_was_noted(run: Run, pytester: pytest.
         """
     )
     run("-p", "specalign", *WITHOUT_XDIST).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_texts_that_no_file_takes_are_spelled_out(run: Run, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    """A lone surrogate, of a path or of a damaged text for instance, ends xdist's worker and leaves an empty XML file."""
+    pytester.makepyfile(
+        "from pytest_specalign.verdicts import Comparison, note_comparison\n"
+        "def test_f(request):\n"
+        "    note_comparison(request.node, Comparison('n\\udcff\\x1b', 'different', 2, 1, first='f\\udcfe', artifacts=('a\\udcfd',)))\n"
+        "    assert False\n"
+    )
+    result = run("-p", "specalign", *workers, "--junit-xml=j.xml")
+    result.assert_outcomes(failed=1)
+    (told,) = [json.loads(value) for name, value in _properties(pytester.path / "j.xml", "test_f") if name == PROPERTY]
+    assert (told["name"], told["first"]) == ("n\\udcff\x1b", "f\\udcfe")
+    assert told["artifacts"][0].endswith("a\\udcfd")

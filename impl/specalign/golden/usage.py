@@ -117,7 +117,8 @@ class Usage:
 def merge(records: Iterable[Usage]) -> Usage:
     """What several processes saw together.
 
-    A record whose collection was whole makes up for the others: it names every test there is.
+    A record whose collection was whole makes up for the others: it names every test there is. It does not if another has tests
+    of a file that it has not, since it was started in a folder below rootdir, or with --ignore.
     """
     given = list(records)
     whole = [record for record in given if not record.restricted]
@@ -126,7 +127,9 @@ def merge(records: Iterable[Usage]) -> Usage:
         for golden, tests in record.used.items():
             used[golden] = used.get(golden, frozenset()) | tests
     together = {name: frozenset[str]().union(*(getattr(record, name) for record in given)) for name in _LISTS}
-    together["restricted"] = frozenset() if whole else together["restricted"]
+    named = {_module(test) for record in whole for test in record.collected}
+    if whole and all(_module(test) in named for test in together["collected"]):
+        together["restricted"] = frozenset()
     return Usage(**together, used=used, present=frozenset[Present]().union(*(record.present for record in given)))
 
 

@@ -86,6 +86,15 @@ def test_shards_by_path_need_one_record_that_collected_everything() -> None:
     assert merge([one, everything]).incomplete == (f"1 test ({B}) did not run",)
 
 
+def test_a_part_that_took_itself_for_the_whole_makes_up_for_no_other_file() -> None:
+    """Started in a folder below rootdir, a run sees no reason why tests may be missing."""
+    below = Usage(collected=names(A), passed=names(A))
+    other = Usage(restricted=names("paths"), collected=names(B), passed=names(B))
+    assert merge([below, other]).incomplete == ("paths",)
+    all_of_it = Usage(collected=names(A, B, C))
+    assert merge([below, other, all_of_it]).restricted == frozenset()
+
+
 def test_a_test_that_one_shard_skips_and_another_runs_has_run() -> None:
     one = Usage(collected=names(A), skipped=names(A), present=present(("g/old", A, True)))
     two = Usage(collected=names(A), passed=names(A))
