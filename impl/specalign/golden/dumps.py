@@ -22,6 +22,7 @@ from specalign.dump.keys import MAY_BE_INFINITE
 from specalign.dump.nonfinite import AllowNonfinite, any_illegal, illegal
 from specalign.dump.opening import open_dump
 from specalign.dump.passes import Dump
+from specalign.dump.validate import validate
 from specalign.golden.check import GoldenReport
 from specalign.golden.document import Document
 from specalign.golden.environment import Environment, named_environment
@@ -31,6 +32,7 @@ from specalign.golden.keys import Key
 from specalign.layer_ids.files import InputError, shown
 
 SUFFIX: Final = ".dump"
+_SHOWN: Final = 3
 
 _DIGITS: Final = 12
 _NAME: Final = re.compile(rf"[^.].*\.[a-z0-9_]{{1,24}}\.[0-9a-f]{{{_DIGITS}}}\.dump")
@@ -120,7 +122,7 @@ def check_dump(golden: Golden, dump: Dump, environment: Environment, mode: Mode 
     """Hold a dump against a golden that is one: `compare_dumps` with the golden as side a.
 
     Raises:
-        GoldenError: a dump that cannot be read, or a tolerance for fingerprints.
+        GoldenError: a dump that cannot be read, a golden that is damaged, or a tolerance for fingerprints.
     """
     if golden.document.form != "dump":
         raise GoldenError(f"{shown(golden.path)}: is a golden of the form {golden.document.form}, and the result is a dump")
@@ -128,14 +130,29 @@ def check_dump(golden: Golden, dump: Dump, environment: Environment, mode: Mode 
         raise GoldenError(
             f"{shown(golden.path)}: was computed on {golden.document.environment.arch}, and this dump on {environment.arch}"
         )
+    opened = open_golden_dump(golden)
+    if not mode.is_bits:
+        _refuse_damage(golden)  # within a tolerance a damaged golden could pass
     try:
-        report = compare_dumps(open_golden_dump(golden), dump, mode=mode)
+        report = compare_dumps(opened, dump, mode=mode)
     except ValueError as error:  # an InputError, or a tolerance for fingerprints
         raise error if isinstance(error, GoldenError) else GoldenError(str(error)) from error
+    if not report.ok:
+        _refuse_damage(golden)  # a golden that is not what was written says nothing of the result
     compared = sum(key.rows_compared for key in report.keys)
     changes = golden.document.environment.changes(environment)
     problems = tuple(_ends(report))
     return GoldenReport(golden.document.key, golden.path, str(mode), compared, (), problems, changes, report)
+
+
+def _refuse_damage(golden: Golden) -> None:
+    """Read all of the golden's dump, and hold it against its checksums. Raises `GoldenError`."""
+    found = validate(golden.path.parent / golden.document.folder).problems
+    damaged = [f"{problem.file}: {problem.what}" for problem in found if problem.code in ("data", "header")]
+    if damaged:
+        raise GoldenError(
+            f"{shown(golden.path)}: its dump was damaged after it was written: {'; '.join(damaged[:_SHOWN])}; check it out again"
+        )
 
 
 def _ends(report: CompareReport) -> Iterator[str]:

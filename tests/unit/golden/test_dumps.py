@@ -67,6 +67,19 @@ def test_one_bit_of_one_row_is_found(tmp_path: Path, fingerprint: bool) -> None:
     assert "boundary.2" in report.format()
 
 
+@pytest.mark.parametrize("mode", ["bits", "ulp:60000", "abs:1e30"])
+def test_a_damaged_golden_is_not_the_fault_of_the_result(tmp_path: Path, mode: str) -> None:
+    """Within a tolerance it could even pass."""
+    golden = golden_of(tmp_path / "g", dump(tmp_path / "a"))
+    assert held(golden, dump(tmp_path / "b"), mode).ok
+    (path,) = (golden.path.parent / golden.document.folder).rglob("pass00001.safetensors")
+    data = bytearray(path.read_bytes())
+    data[data.index(made.bits(1, seed=12).tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(GoldenError, match=r"its dump was damaged after it was written: .*pass00001.*check it out again"):
+        held(golden, tmp_path / "b", mode)
+
+
 def test_fingerprints_take_little_room_and_no_tolerance(tmp_path: Path) -> None:
     golden = golden_of(tmp_path / "g", dump(tmp_path / "a"), fingerprint=True)
     with pytest.raises(GoldenError, match="fingerprints"):
