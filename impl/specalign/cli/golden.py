@@ -64,7 +64,7 @@ def run_list(args: argparse.Namespace) -> int:
         print(
             f"    {entry.document.environment.arch}, {entry.document.form}, {entry.size} bytes{': ' if held else ''}{held}{more}"
         )
-    print(f"{len(found)} goldens, {sum(entry.size for entry in found)} bytes")
+    print(f"{_count(len(found), 'golden')}, {sum(entry.size for entry in found)} bytes")
     return code
 
 
@@ -81,7 +81,7 @@ def run_diff(args: argparse.Namespace) -> int:
         return 1 if changed else 0
     for entry in changed:
         print(entry.format())
-    print(f"{len(found)} goldens, {len(changed)} changed")
+    print(f"{_count(len(found), 'golden')}, {len(changed)} changed")
     return 1 if changed else 0
 
 
@@ -98,7 +98,8 @@ def run_merge(args: argparse.Namespace) -> int:
     if merged.incomplete:
         print(_incomplete(merged))
         return 2
-    print(f"{len(merged.collected)} tests, {len(merged.present)} goldens, {len(merged.unused)} unused")
+    seen = f"{_count(len(merged.collected), 'test')}, {_count(len(merged.present), 'golden')}"
+    print(f"{seen}, {len(merged.unused)} unused")
     for golden in merged.unused:
         print(f"unused: {golden}")
     return 1 if merged.unused or merged.shared else 0
@@ -165,6 +166,10 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GoldenError(f"{shown(folder)}: cannot be made: {error.strerror or error}; give another folder") from error
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _incomplete(merged: Usage) -> str:

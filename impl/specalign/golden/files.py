@@ -227,12 +227,12 @@ def locked(place: Place) -> Iterator[None]:
     with writing_golden(), writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock", timeout=_LOCK_TIMEOUT)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise GoldenError(
-            f"{shown(place.tensors)}: another process writes it for {_LOCK_TIMEOUT:.0f} s; look for what hangs"
-        ) from None
+        try:
+            lock.acquire()
+        except Timeout:
+            raise GoldenError(
+                f"{shown(place.tensors)}: another process writes it for {_LOCK_TIMEOUT:.0f} s; look for what hangs"
+            ) from None
     try:
         yield
     finally:

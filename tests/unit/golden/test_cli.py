@@ -136,7 +136,7 @@ def test_diff_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     name = f"{KEY.stem}.cpu.safetensors"
     target = tmp_path / "diff.json"
     assert main(["golden", "diff", str(old / name), str(new / name), "--mode", "abs:1", "--json", str(target)]) == 0
-    assert capsys.readouterr().out == "1 goldens, 0 changed\n"
+    assert capsys.readouterr().out == "1 golden, 0 changed\n"
     assert read("diff", target.read_text())["mode"] == "abs:1.0"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zlib
 from importlib import resources
 from pathlib import Path
@@ -196,3 +197,15 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     with locked(upper):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with locked(place(tmp_path)):
+        pass
+    (lock,) = (tmp_path / "temporary").rglob("*.lock")
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(GoldenError, match="cannot be written"), locked(place(tmp_path)):
+        pass
