@@ -48,6 +48,8 @@ DOCUMENT: Final = ".json"
 
 _NAME: Final = re.compile(r"(?P<stem>.+)\.(?P<arch>[a-z0-9_]{1,24})(?P<suffix>\.safetensors|\.json)")
 _LOCK_TIMEOUT: Final = 600.0
+_RESUME: Final = " and go on with resume=True"
+"""What the writer of dumps advises where a disk is full; a golden is written anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ def writing_golden() -> Iterator[None]:
     except GoldenError:
         raise
     except InputError as error:
-        raise GoldenError(str(error)) from error
+        raise GoldenError(str(error).replace(_RESUME, "")) from error
 
 
 def is_temporary(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 import zlib
@@ -209,3 +210,12 @@ def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path, monkeypat
     lock.mkdir()
     with pytest.raises(GoldenError, match="cannot be written"), locked(place(tmp_path)):
         pass
+
+
+def test_a_full_disk_is_no_reason_to_resume_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("specalign.dump.files.os.fsync", full)
+    with pytest.raises(GoldenError, match="the disk is full; free some space, what was committed before is whole"):
+        written(tmp_path, np.ones(3))
