@@ -152,8 +152,10 @@ class Checker:
         """Write a golden anew unless the result agrees with it, in the form that is asked for."""
         form = ""
         try:
-            form = library("files").read_golden(found).document.form
+            golden: Golden = library("files").read_golden(found)
+            form = golden.document.form
             report, _ = self._compare(side, found)
+            form = side.form_of(golden)
         except library("errors").GoldenError as error:
             if form == "external":
                 raise  # a store that cannot be reached is no reason to take another result

@@ -59,6 +59,10 @@ class Side(abc.ABC):
     def form(self) -> str:
         """The form in which its golden would be written."""
 
+    def form_of(self, golden: Golden) -> str:
+        """The form in which a golden was written, in the words of `form`."""
+        return golden.document.form
+
     @abc.abstractmethod
     def check(self, golden: Golden) -> GoldenReport:
         """Hold it against a golden."""
@@ -120,7 +124,10 @@ class DumpSide(Side):
 
     @property
     def form(self) -> str:
-        return "dump"
+        return "dump of fingerprints" if self.asked.keep == "fingerprint" else _form_of(self.dump)
+
+    def form_of(self, golden: Golden) -> str:
+        return _form_of(library("dumps").open_golden_dump(golden))
 
     def check(self, golden: Golden) -> GoldenReport:
         found: GoldenReport = library("dumps").check_dump(golden, self.dump, self.environment, self.mode)
@@ -137,6 +144,11 @@ class DumpSide(Side):
     def write_artifacts(self, folder: Path, report: GoldenReport, golden: Golden, limit: int) -> None:
         opened = library("dumps").open_golden_dump(golden)
         library("artifacts").write_dump_sides(folder, report, opened, self.dump, limit)
+
+
+def _form_of(dump: Dump) -> str:
+    hashed = any(spec.fingerprint for info in dump.infos() for spec in info.tensors.values())
+    return "dump of fingerprints" if hashed else "dump"
 
 
 def _refusals(bad: Sequence[str]) -> tuple[str, ...]:

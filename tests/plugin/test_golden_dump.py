@@ -54,6 +54,21 @@ def test_a_dump_is_held_against_one(run: Run, pytester: pytest.Pytester, keep: s
     assert names[1] == "test_it.py~~test_f~~layers.cpu.json"
 
 
+def test_an_update_keeps_a_dump_as_the_test_asks_now(run: Run, pytester: pytest.Pytester) -> None:
+    def kept() -> set[bool]:
+        (folder,) = (pytester.path / "__golden__").glob("*.dump")
+        return {spec.fingerprint for info in open_dump(folder).infos() for spec in info.tensors.values()}
+
+    suite(pytester)
+    run("--specalign-golden=new").assert_outcomes(passed=1)
+    for keep, hashed, was in (("fingerprint", True, "dump"), ("values", False, "dump of fingerprints")):
+        suite(pytester, keep=keep)
+        result = run("--specalign-golden=update", "-p", "specalign")
+        result.stdout.fnmatch_lines([f"*test_f::layers (cpu) updated: it was kept as {was}"])
+        assert kept() == {hashed}
+        assert "updated" not in run("--specalign-golden=update", "-p", "specalign").stdout.str()
+
+
 def test_a_dump_is_no_golden_of_tensors_nor_kept_in_a_store(run: Run, pytester: pytest.Pytester) -> None:
     suite(pytester, keep="external")
     run("--specalign-golden=new").stdout.fnmatch_lines(['E*keep="external" is for tensors*'])
