@@ -1,4 +1,5 @@
-"""Makes check.md, engines.md, compare.md and options.md out of the code's own tables: `python docs/generate.py` (or `--check`).
+"""Makes check.md, engines.md, compare.md and options.md out of the code's own tables, acceptance.md and the README's table out of
+the recorded results: `python docs/generate.py` (or `--check`).
 
 Every example of a finding is the output of the scenario that the tests run.
 """
@@ -121,6 +122,65 @@ def _option_row(option: Option) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def acceptance_page() -> str:
+    """docs/acceptance.md: the hand-written text, with the table of each head as it was recorded."""
+    text = (ROOT / "docs" / "acceptance.head.md").read_text("utf-8")
+    return text.replace("<!-- tables -->", "\n".join(line for name in "ABC" for line in _acceptance_table(name)).rstrip())
+
+
+def _acceptance_table(name: str) -> Iterator[str]:
+    found = json.loads((ROOT / "benchmarks" / "results" / f"acceptance-{name}.json").read_text("utf-8"))
+    where = found["environment"]
+    yield from (
+        f"### Head {name}",
+        "",
+        "| row | fed | length | right - row | accepted at each position | first choice right, step 1 | |",
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for row in found["rows"]:
+        told = "" if row["told_apart"] is None or not row["fault"] else "told apart" if row["told_apart"] else _not_told(row)
+        first = f"{row['teacher'][0]['value']:.3f}" if row["teacher"] else ""
+        cells = [row["name"], row["states"], _interval(row["length"]), _interval(row["right_minus_row"]),
+                 " ".join(f"{rate:.2f}" for rate in row["per_position"]), first, told]  # fmt: skip
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield (
+        f"{found['rows'][0]['prompts']} prompts, {found['rows'][0]['rounds']} rounds, {found['seconds'] / 60:.0f} min on"
+        f" {where['device']} ({where['threads']} threads), {where['dtype']}, torch {where['torch']}, transformers"
+        f" {where['transformers']}. The real loop gave the replay's rounds for "
+        + " and ".join(
+            f"{loop['row']} ({loop['prompts'] - len(loop['differing'])} of {loop['prompts']} prompts)" for loop in found["loops"]
+        )
+        + "."
+    )
+    yield ""
+
+
+def _not_told(row: dict[str, Any]) -> str:
+    needed = row["prompts_needed"]
+    return "not told apart" + (f" (about {needed} prompts would do)" if needed else "")
+
+
+def _interval(found: dict[str, float] | None) -> str:
+    return "" if found is None else f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def readme() -> str:
+    """README.md with the lengths of head A and B between its two marks."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    begin, end = "<!-- acceptance: made by docs/generate.py -->\n", "<!-- /acceptance -->"
+    rows = ["| head | row | acceptance length | right - row |", "|---|---|---|---|"]
+    for name in "ABC":
+        found = json.loads((ROOT / "benchmarks" / "results" / f"acceptance-{name}.json").read_text("utf-8"))
+        rows += [
+            f"| {name} | {row['name']} | {_interval(row['length'])} | {_interval(row['right_minus_row'])} |"
+            for row in found["rows"]
+            if row["name"] not in ("order reversed", "no drafting")
+        ]
+    before, rest = text.split(begin)
+    return before + begin + "\n".join(rows) + "\n" + end + rest.split(end, 1)[1]
+
+
 def pages() -> dict[Path, str]:
     """File → what must stand in it."""
     docs = ROOT / "docs"
@@ -129,6 +189,8 @@ def pages() -> dict[Path, str]:
         docs / "engines.md": engines_page(load_engines()),
         docs / "compare.md": compare_page(),
         docs / "options.md": options_page(),
+        docs / "acceptance.md": acceptance_page(),
+        ROOT / "README.md": readme(),
     }
 
 

@@ -75,7 +75,7 @@ def _convention_findings(case: FileCase) -> Iterator[Finding]:
             where=f"{meaning.place}",
             how_much=" or ".join(f"{convention.name}: {states}" for convention, states in both.items()),
             next="ask whoever trained the head and say --convention boundary (EAGLE, vLLM, speculators) or --convention output"
-            " (ModelOpt, SpecForge, TensorRT-LLM)",
+            " (ModelOpt, SpecForge, TensorRT-LLM); or measure it on the target: specalign probe",
         )
 
 

@@ -1,0 +1,182 @@
+"""`specalign acceptance` and `specalign probe` as commands: a tiny pair on disk, each bad input as one line, figures of engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from specalign.cli.main import main
+
+HEAD = {
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 16, "target_hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "vocab_size": 13, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 512,
+    "eagle_aux_hidden_state_layer_ids": [1, 4, 8],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with target/, draft/ and prompts.jsonl."""
+    folder = tmp_path_factory.mktemp("pair")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=13, hidden_size=16, intermediate_size=32, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=4, max_position_embeddings=64, initializer_range=0.6, tie_word_embeddings=False, eos_token_id=12,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "target")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(13)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "target")
+    write_head(folder / "draft", HEAD)
+    lines = [{"id": f"p{i}", "prompt": " ".join(f"w{(i * 5 + j * j) % 12}" for j in range(4 + i))} for i in range(5)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return folder
+
+
+def write_head(folder: Path, config: dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    width, hidden = config["target_hidden_size"], config["hidden_size"]
+    shapes = {
+        "fc.weight": (hidden, 3 * width), "norm.weight": (hidden,), "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,), "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.mlp.gate_proj.weight": (24, hidden), "midlayer.mlp.up_proj.weight": (24, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, 24), "midlayer.self_attn.q_proj.weight": (16, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (8, 2 * hidden), "midlayer.self_attn.v_proj.weight": (8, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, 16),
+    }  # fmt: skip
+    torch.manual_seed(1)
+    save_file({name: torch.randn(shape) * 0.4 for name, shape in shapes.items()}, folder / "model.safetensors")
+
+
+def given(place: Path, verb: str = "acceptance", **changes: object) -> list[str]:
+    options = {"target": place / "target", "draft": place / "draft", "prompts": place / "prompts.jsonl"} | changes
+    return [verb, *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
+
+
+def test_the_length_alone(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main([*given(place), "--new-tokens", "20", "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "right" in text
+    assert "ids +1" not in text
+    found = json.loads(out.read_text("utf-8"))
+    assert [row["name"] for row in found["rows"]] == ["right"]
+    assert found["rows"][0]["states"] == "[1, 4, 8]"
+    assert found["rows"][0]["prompts"] == 5
+    assert found["loops"] == [{"row": "right", "prompts": 5, "differing": []}]
+    assert (found["environment"]["device"], found["environment"]["dtype"]) == ("cpu", "float32")
+
+
+def test_a_table_that_proves_nothing_exits_with_1(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([*given(place), "--table", "--new-tokens", "12", "--limit", "3", "--html", str(tmp_path / "out.html")])
+    text = capsys.readouterr().out
+    assert code == 1
+    assert "PROBLEM: 'ids" in text
+    assert f"report: {tmp_path / 'out.html'}" in text
+    assert "ids -1" in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_json_alone_on_standard_output(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*given(place), "--new-tokens", "5", "--limit", "2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "specalign.acceptance/1"
+
+
+def test_the_probe_is_undecided_about_a_random_head(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(given(place, "probe")) == 1
+    assert "undecided: " in capsys.readouterr().out
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Exit code 2, nothing printed, and one line on standard error."""
+    assert main(arguments) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    lines = [line for line in found.err.splitlines() if line.startswith("specalign ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_head_of_another_width(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_head(tmp_path / "wide", HEAD | {"target_hidden_size": 20})
+    assert "hidden size: the head has 20, the target 16" in refused(given(place, draft=tmp_path / "wide"), capsys)
+
+
+def test_a_head_of_another_vocabulary(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_head(tmp_path / "other", HEAD | {"vocab_size": 14})
+    assert "14" in refused(given(place, draft=tmp_path / "other"), capsys)
+
+
+def test_ids_that_prove_nothing(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_head(tmp_path / "vague", HEAD | {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]})
+    assert "may be boundaries or block outputs" in refused(given(place, draft=tmp_path / "vague"), capsys)
+    assert main([*given(place, draft=tmp_path / "vague"), "--convention", "output", "--new-tokens", "4"]) == 0
+    assert "[2, 5, 7]" in capsys.readouterr().out
+
+
+def test_a_state_that_the_target_does_not_have(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_head(tmp_path / "deep", HEAD | {"eagle_aux_hidden_state_layer_ids": [1, 4, 9]})
+    assert "layer id 9 is out of range" in refused(given(place, draft=tmp_path / "deep"), capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "prompts.jsonl"),
+        ('{"question": "what?"}\n', "line 1"),
+        ('{"prompt": ""}\n', "line 1"),
+        ('{"prompt": "w1 w2"}\nno json\n', "line 2"),
+        (json.dumps({"prompt": "w1 " * 60}) + "\n", "has 60 tokens, with 68 new ones more than the target's 64"),
+    ],
+)
+def test_prompts(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(content, "utf-8")
+    assert message in refused(given(place, prompts=tmp_path / "prompts.jsonl"), capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--new-tokens", "0"], "--new-tokens 0: at least 1"),
+        (["--depth", "0"], "--depth 0: at least 1"),
+        (["--limit", "0"], "--limit 0"),
+        (["--from-log", "x"], "--from-log stands alone"),
+    ],
+)
+def test_options(place: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str) -> None:
+    assert message in refused([*given(place), *more], capsys)
+
+
+def test_nothing_there(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--target, --draft, --prompts is missing" in refused(["acceptance"], capsys)
+    assert "no config.json, and 0 .gguf files" in refused(given(place, target=tmp_path), capsys)
+    assert "no.jsonl" in refused(given(place, prompts=tmp_path / "no.jsonl"), capsys)
+
+
+SERVED = Path(__file__).parents[1] / "acceptance" / "served"
+
+
+def test_figures_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(path for path in SERVED.iterdir() if path.suffix != ".md")
+    assert files
+    for path in files:
+        if main(["acceptance", "--from-log", str(path)]) == 0:
+            text = capsys.readouterr().out
+            assert "acceptance length " in text, path.name
+            assert text.split(",")[0] in ("vLLM", "SGLang", "TensorRT-LLM"), path.name
+        else:
+            capsys.readouterr()
+
+
+def test_no_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hello", "utf-8")
+    assert "no figures of acceptance" in refused(["acceptance", "--from-log", str(tmp_path / "x")], capsys)
+    assert "one source, or two scrapes" in refused(["acceptance", "--from-log", "a", "b", "c"], capsys)
