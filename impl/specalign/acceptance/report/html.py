@@ -10,6 +10,7 @@ from specalign.acceptance.report.measured import Measured
 from specalign.acceptance.report.text import how_to_read, loop_line, told
 from specalign.acceptance.table import Row
 from specalign.layer_ids.files import InputError
+from specalign.layer_ids.findings import one_line
 from specalign.layer_ids.rewrite import write_text_atomically
 
 WIDTH: Final = 560
@@ -40,6 +41,7 @@ def render(measured: Measured) -> str:
             raise
         raise InputError("the HTML report needs jinja2: pip install 'pytest-specalign[report]'") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["plain"] = one_line
     source = resources.files(__package__).joinpath("template.html.j2").read_text("utf-8")
     return environment.from_string(source).render(_content(measured))
 
