@@ -30,7 +30,7 @@ PAIR_STAMP := $(VENV)/.stamp-pair
 SGLANG_CPU := tests/conformance/sglang_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.stamp-sglang
 
-.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare bench-golden conformance pair-test acceptance-table browser-test verify-engines mutants wheel gpu-test gpu-bench clean
+.PHONY: help demo test lint types imports workflows faults fuzz bench-start bench-plugin bench-compare bench-golden bench-speculate conformance pair-test acceptance-table browser-test verify-engines mutants wheel gpu-test gpu-bench clean
 
 help:
 	@echo "make demo            check a published draft head for every engine, run the checks as tests, compare two dumps"
@@ -48,6 +48,7 @@ help:
 	@echo "make bench-plugin    what the plugin costs a test, and what a GPU lease costs"
 	@echo "make bench-compare   how fast two dumps are compared, and in how much memory"
 	@echo "make bench-golden    how fast a result is held against its golden"
+	@echo "make bench-speculate how fast draft-verify decoding is beside plain decoding of the same model"
 	@echo "make gpu-test gpu-bench   on a machine with a GPU"
 	@echo "make clean           remove the virtual environment and everything that was built"
 
@@ -178,6 +179,9 @@ bench-plugin: $(RUN_STAMP)
 
 bench-compare: $(TEST_STAMP)
 	$(BIN)/python benchmarks/compare.py
+
+bench-speculate: $(PAIR_STAMP)
+	$(BIN)/python benchmarks/speculate.py
 
 bench-golden: $(RUN_STAMP)
 	$(BIN)/python benchmarks/golden.py

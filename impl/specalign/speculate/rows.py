@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
@@ -30,7 +30,14 @@ class _Memory:
 
 
 def draft_rows(
-    head: Eagle3Head, tokens: torch.Tensor, hidden: torch.Tensor, steps: int, *, first: int = 0, teacher: bool = False
+    head: Eagle3Head,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    steps: int,
+    *,
+    first: int = 0,
+    teacher: bool = False,
+    choose: Callable[[DraftStep], torch.Tensor] | None = None,
 ) -> Iterator[DraftStep]:
     """Every step of every row's chain; step j is given before step j + 1 is computed.
 
@@ -42,6 +49,8 @@ def draft_rows(
         first: the row whose chain is the first one wanted, 0..T-1; rows before it are only seen.
         teacher: each step takes the text's own token, x[t+1+j], in place of the most likely draft. The last j rows of step j,
             whose tokens lie beyond the text, then mean nothing.
+        choose: says which target tokens, int [batch, T - first], follow a step, after it was given; for whoever has the logits
+            already. By default the most likely drafts.
 
     Yields:
         `DraftStep` with `normed` and `recycled` [batch, T - first, hidden_size] for each step.
@@ -78,7 +87,12 @@ def draft_rows(
             text = text.roll(-1, dims=1)
             tokens = text[:, first:]
         else:
-            tokens = head.vocab.to_target(head.logits(normed).argmax(-1))
+            tokens = most_likely(head, made.normed) if choose is None else choose(made)
+
+
+def most_likely(head: Eagle3Head, normed: torch.Tensor) -> torch.Tensor:
+    """The target token that a head finds most likely, int64 [...], out of `DraftStep.normed` [..., hidden_size]."""
+    return head.vocab.to_target(head.logits(normed).argmax(-1))
 
 
 def _layer(

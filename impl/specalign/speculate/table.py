@@ -15,7 +15,7 @@ from specalign.draft import Eagle3Head
 from specalign.layer_ids import State
 from specalign.speculate.decode import check_pair, check_prompts, decode_plain, decode_speculative
 from specalign.speculate.drafter import TreeShape
-from specalign.speculate.replay import StoredRun, Teacher, replay, store_run, teacher_forced
+from specalign.speculate.replay import Extent, StoredRun, Teacher, replay, replay_nothing, store_run
 from specalign.speculate.target import Target
 from specalign.speculate.variants import Variant, described, variants_of
 
@@ -70,20 +70,15 @@ def measure_table(
     counts: dict[str, list[PromptRounds]] = {variant.name: [] for variant in variants}
     teachers: dict[str, list[Teacher]] = {variant.name: [] for variant in variants}
     wanted = tuple(dict.fromkeys(state for variant in variants for state in variant.states))
+    extent = Extent(settings.depth, settings.new_tokens, target.end_tokens)
     for done, run in enumerate(stored_runs(target, prompts, wanted, settings), start=1):
         for variant in variants:
-            counts[variant.name].append(_replayed(variant, run, settings, target))
-            if variant.head is not None:
-                teachers[variant.name].append(
-                    teacher_forced(
-                        variant.head,
-                        variant.states,
-                        run,
-                        depth=settings.depth,
-                        new_tokens=settings.new_tokens,
-                        end_tokens=target.end_tokens,
-                    )
-                )
+            if variant.head is None:
+                counts[variant.name].append(replay_nothing(run, extent))
+                continue
+            rounds, teacher = replay(variant.head, variant.states, run, extent)
+            counts[variant.name].append(rounds)
+            teachers[variant.name].append(teacher)
         progress(done, len(prompts))
     rows = tuple(_row(variant, counts, teachers, variants[0].name) for variant in variants)
     loops = tuple(_loop(target, variant, prompts, counts[variant.name], settings) for variant in variants[:2])
@@ -102,12 +97,6 @@ def stored_runs(
         answers |= {name: item.tokens for name, item in zip(part, decoded, strict=True)}
     for name, prompt in prompts.items():
         yield store_run(target, name, prompt, answers[name], states)
-
-
-def _replayed(variant: Variant, run: StoredRun, settings: Settings, target: Target) -> PromptRounds:
-    return replay(
-        variant.head, variant.states, run, depth=settings.depth, new_tokens=settings.new_tokens, end_tokens=target.end_tokens
-    )
 
 
 def _row(variant: Variant, counts: Mapping[str, list[PromptRounds]], teachers: Mapping[str, list[Teacher]], right: str) -> Row:

@@ -8,11 +8,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 from specalign.acceptance import measure
 from specalign.acceptance.report import Measured, as_json, format_json, format_measured, write_html
 from specalign.acceptance.table import LoopCheck
-from specalign.draft import DraftError
+from specalign.draft import DraftError, KVCache
 from specalign.speculate import TreeShape, decode_speculative
 from specalign.speculate.table import Settings, measure_table
 from specalign.speculate.variants import variants_of
@@ -81,19 +82,28 @@ def test_the_page_names_every_row_and_escapes(measured: Any, tmp_path: Any) -> N
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_the_teacher_is_right_as_often_as_row_by_row(measured: Any) -> None:
-    """Step 0 of the teacher-forced count is the first draft of a chain at every place of the answer."""
-    from specalign.speculate.replay import replay, store_run, teacher_forced
+def test_the_teacher_is_right_as_often_as_chain_by_chain() -> None:
+    """Each chain by itself, one token at a time, with the text's own tokens."""
+    from specalign.speculate.replay import Extent, replay, store_run
 
     target, head = make_target(), make_head()
     said = decode_speculative(target, head, STATES, [GIVEN["p0"]], 33, shape=TreeShape(3))[0].tokens
     run = store_run(target, "p0", GIVEN["p0"], said, STATES)
-    teacher = teacher_forced(head, STATES, run, depth=3, new_tokens=30, end_tokens=frozenset())
+    _, teacher = replay(head, STATES, run, Extent(3, 30, frozenset()))
     assert teacher.asked == (29, 28, 27)
-    alone = replay(head, STATES, run, depth=1, new_tokens=30, end_tokens=frozenset())
-    first = sum(item.accepted for item in alone.rounds)
-    assert first <= teacher.right[0]  # each round of a chain of one asks one of those questions
-    assert teacher.right[0] > 0
+    for step in range(3):
+        count = 0
+        for at in range(29 - step):
+            known = [*GIVEN["p0"], *said[: at + 1]]  # the chain begins behind these; then it takes the text's own tokens
+            cache = KVCache()
+            hidden = head.combine_states([run.states[state][: len(known) - 1] for state in STATES])
+            made = head(torch.tensor(known[1:]), hidden, torch.arange(len(known) - 1), cache)
+            for more in range(step):
+                token, place = torch.tensor([said[at + 1 + more]]), torch.tensor([len(known) - 1 + more])
+                made = head(token, made.recycled[-1:], place, cache)
+            count += int(head.logits(made.normed[-1]).argmax()) == said[at + 1 + step]
+        assert teacher.right[step] == count, step
+    assert sum(teacher.right) > 0
 
 
 @pytest.mark.parametrize(
