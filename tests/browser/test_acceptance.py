@@ -11,10 +11,8 @@ from specalign.acceptance.metrics import difference, measure
 from specalign.acceptance.report import Measured, write_html
 from specalign.acceptance.rounds import PromptRounds, Round
 from specalign.acceptance.table import LoopCheck, Row, Table
-from tests.browser.conftest import SCREENSHOTS
+from tests.browser import claims
 from tests.browser.devtools import Browser
-from tests.browser.png import colors
-from tests.browser.test_compare_report import CONTRAST, WIDTHS, luminance
 from tests.plugin.made_judgements import HOSTILE
 
 
@@ -56,33 +54,21 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in PAGES}
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@claims.every_look
 @every_page
 def test_the_page_shows_something_and_fits(browser: Browser, tables: dict[str, Path], name: str, width: int, dark: bool) -> None:
-    browser.open(tables[name], width=width, dark=dark)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (SCREENSHOTS / f"acceptance-{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(browser.screenshot())
-    assert browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    found = colors(browser.screenshot(scale=0.2))
-    assert len(found) > 20, "almost blank"
-    assert luminance(found) < 90 if dark else luminance(found) > 150
+    claims.it_shows_something_and_fits(browser, tables[name], f"acceptance-{name}", width, dark)
 
 
 @every_page
 def test_the_page_asks_for_nothing_and_complains_of_nothing(browser: Browser, tables: dict[str, Path], name: str) -> None:
-    browser.open(tables[name], width=1280)
-    assert browser.complaints() == []
-    assert [url for url in browser.requested() if not url.startswith("data:")] == [tables[name].resolve().as_uri()]
+    claims.it_asks_for_nothing_and_complains_of_nothing(browser, tables[name])
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@claims.day_and_night
 @every_page
 def test_every_text_has_contrast(browser: Browser, tables: dict[str, Path], name: str, dark: bool) -> None:
-    browser.open(tables[name], width=1280, dark=dark)
-    found = browser.evaluate(CONTRAST)
-    assert found["seen"] > 10
-    assert found["bad"] == []
+    claims.every_text_has_contrast(browser, tables[name], dark)
 
 
 def test_bars_and_curves_are_as_long_as_the_figures_say(browser: Browser, tables: dict[str, Path]) -> None:

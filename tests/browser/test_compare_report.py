@@ -2,89 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import REPORTS, SCREENSHOTS
+from tests.browser import claims
+from tests.browser.conftest import REPORTS
 from tests.browser.devtools import Browser
-from tests.browser.png import colors
 from tests.unit.compare.report.made import HOSTILE
 
-WIDTHS = (1280, 390)
-every_look = pytest.mark.parametrize(
-    ("width", "dark"),
-    [(width, dark) for width in WIDTHS for dark in (False, True)],
-    ids=lambda v: {True: "dark", False: "light"}.get(v, str(v)),
-)
 every_report = pytest.mark.parametrize("name", REPORTS)
 
-CONTRAST = """(() => {
-  const channels = text => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = node => {
-    for (; node; node = node.parentElement) {
-      const color = channels(getComputedStyle(node).backgroundColor);
-      if (color.length === 3 || color[3] === 1) return color;
-    }
-    return [255, 255, 255];
-  };
-  const bad = [];
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let seen = 0;
-  while (walk.nextNode()) {
-    const node = walk.currentNode.parentElement;
-    if (!walk.currentNode.data.trim() || node.closest('title')) continue;
-    const style = getComputedStyle(node), svg = node.closest('svg');
-    const [a, b] = [light(channels(svg ? style.fill : style.color)), light(ground(node))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    seen++;
-    if (ratio < 4.5) bad.push([node.outerHTML.slice(0, 100), ratio]);
-  }
-  return {seen, bad};
-})()"""
 
-
-def luminance(found: Counter[tuple[int, int, int]]) -> float:
-    """Mean lightness, 0 to 255."""
-    return sum((0.2126 * r + 0.7152 * g + 0.0722 * b) * n for (r, g, b), n in found.items()) / found.total()
-
-
-@every_look
+@claims.every_look
 @every_report
 def test_the_page_shows_something_and_fits(browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool) -> None:
-    browser.open(pages[name], width=width, dark=dark)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (SCREENSHOTS / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(browser.screenshot())
-    assert browser.evaluate("document.documentElement.clientWidth") == width
-    too_wide = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert too_wide == 0, "the page scrolls sideways"
-
-    found = colors(browser.screenshot(scale=0.2))
-    assert len(found) > 50, "almost blank"
-    assert found.most_common(1)[0][1] < 0.97 * found.total(), "almost blank"
-    assert luminance(found) < 90 if dark else luminance(found) > 150
+    claims.it_shows_something_and_fits(browser, pages[name], name, width, dark, shades=50)
 
 
 @every_report
 def test_the_page_asks_for_nothing_and_complains_of_nothing(browser: Browser, pages: dict[str, Path], name: str) -> None:
-    browser.open(pages[name], width=1280)
-    assert browser.complaints() == []
-    assert [url for url in browser.requested() if not url.startswith("data:")] == [pages[name].resolve().as_uri()]
+    claims.it_asks_for_nothing_and_complains_of_nothing(browser, pages[name])
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@claims.day_and_night
 @every_report
 def test_every_text_has_contrast(browser: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
-    browser.open(pages[name], width=1280, dark=dark)
-    found = browser.evaluate(CONTRAST)
-    assert found["seen"] > 30
-    assert found["bad"] == []
+    claims.every_text_has_contrast(browser, pages[name], dark, texts=30)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", claims.WIDTHS)
 @every_report
 def test_no_text_of_a_picture_is_too_small_or_cut(browser: Browser, pages: dict[str, Path], name: str, width: int) -> None:
     browser.open(pages[name], width=width)

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_specalign.overview import render
-from tests.browser.conftest import SCREENSHOTS
+from tests.browser import claims
 from tests.browser.devtools import Browser
-from tests.browser.png import colors
-from tests.browser.test_compare_report import CONTRAST, WIDTHS, luminance
 from tests.plugin import made_judgements as made
 from tests.plugin.made_judgements import HOSTILE
 
@@ -39,36 +37,23 @@ def overviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in judgements}
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@claims.every_look
 @every_page
 def test_the_page_shows_something_and_fits(
     browser: Browser, overviews: dict[str, Path], name: str, width: int, dark: bool
 ) -> None:
-    browser.open(overviews[name], width=width, dark=dark)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (SCREENSHOTS / f"overview-{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(browser.screenshot())
-    too_wide = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert too_wide == 0, "the page scrolls sideways"
-    found = colors(browser.screenshot(scale=0.2))
-    assert len(found) > 20, "almost blank"
-    assert luminance(found) < 90 if dark else luminance(found) > 150
+    claims.it_shows_something_and_fits(browser, overviews[name], f"overview-{name}", width, dark)
 
 
 @every_page
 def test_the_page_asks_for_nothing_and_complains_of_nothing(browser: Browser, overviews: dict[str, Path], name: str) -> None:
-    browser.open(overviews[name], width=1280)
-    assert browser.complaints() == []
-    assert [url for url in browser.requested() if not url.startswith("data:")] == [overviews[name].resolve().as_uri()]
+    claims.it_asks_for_nothing_and_complains_of_nothing(browser, overviews[name])
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@claims.day_and_night
 @every_page
 def test_every_text_has_contrast(browser: Browser, overviews: dict[str, Path], name: str, dark: bool) -> None:
-    browser.open(overviews[name], width=1280, dark=dark)
-    found = browser.evaluate(CONTRAST)
-    assert found["seen"] > 10
-    assert found["bad"] == []
+    claims.every_text_has_contrast(browser, overviews[name], dark)
 
 
 def test_a_link_leads_to_the_artifact(browser: Browser, overviews: dict[str, Path]) -> None:

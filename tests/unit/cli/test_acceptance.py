@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specalign.cli.main import main
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from safetensors.torch import save_file  # noqa: E402  # it needs torch
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402  # it comes with transformers
 
 HEAD = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 16, "target_hidden_size": 16,

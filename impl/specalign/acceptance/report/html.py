@@ -9,8 +9,7 @@ from typing import Any, Final
 from specalign.acceptance.report.measured import Measured
 from specalign.acceptance.report.text import how_to_read, loop_line, told
 from specalign.acceptance.table import Row
-from specalign.layer_ids.files import InputError
-from specalign.layer_ids.findings import one_line
+from specalign.compare.report.html import filled
 from specalign.layer_ids.rewrite import write_text_atomically
 
 WIDTH: Final = 560
@@ -34,16 +33,7 @@ def render(measured: Measured) -> str:
     Raises:
         InputError: jinja2 is missing.
     """
-    try:
-        import jinja2
-    except ModuleNotFoundError as missing:
-        if missing.name != "jinja2":
-            raise
-        raise InputError("the HTML report needs jinja2: pip install 'pytest-specalign[report]'") from None
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["plain"] = one_line
-    source = resources.files(__package__).joinpath("template.html.j2").read_text("utf-8")
-    return environment.from_string(source).render(_content(measured))
+    return filled(resources.files(__package__).joinpath("template.html.j2").read_text("utf-8"), _content(measured))
 
 
 def _content(measured: Measured) -> dict[str, Any]:

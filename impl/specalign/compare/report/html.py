@@ -37,6 +37,15 @@ def render(report: CompareReport) -> str:
     Raises:
         InputError: jinja2 is missing.
     """
+    return filled(_template(), _content(report))
+
+
+def filled(template: str, content: Mapping[str, Any]) -> str:
+    """A page of ours: everything in it is escaped, and the filter `plain` makes one line of text without control characters.
+
+    Raises:
+        InputError: jinja2 is missing.
+    """
     try:
         import jinja2
     except ModuleNotFoundError as missing:
@@ -45,7 +54,7 @@ def render(report: CompareReport) -> str:
         raise InputError("the HTML report needs jinja2: pip install 'pytest-specalign[report]'") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = one_line
-    return environment.from_string(_template()).render(_content(report))
+    return environment.from_string(template).render(content)
 
 
 def page_style() -> str:
