@@ -6,6 +6,7 @@ import dataclasses
 from typing import Final
 
 from specalign.acceptance.metrics import Acceptance, Difference, Interval
+from specalign.acceptance.rounds import PromptRounds
 
 DEAD_AT_MOST: Final = 1.02
 """A head that learnt nothing still guesses a token now and then, so its length is not 1 to the last digit."""
@@ -58,12 +59,14 @@ class Table:
         loops: what the real loop said.
         depth: drafts of a chain.
         new_tokens: wanted of each answer.
+        counts: the rounds of "right", prompt by prompt.
     """
 
     rows: tuple[Row, ...]
     loops: tuple[LoopCheck, ...]
     depth: int
     new_tokens: int
+    counts: tuple[PromptRounds, ...] = ()
 
     @property
     def not_told_apart(self) -> tuple[Row, ...]:

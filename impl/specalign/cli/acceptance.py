@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
 from specalign.acceptance import AcceptanceError, Served, read_scrape, read_served, served_between
+from specalign.acceptance.gate import check_settings, format_verdict, judge
+from specalign.acceptance.golden_file import golden_of, read_golden, write_golden
 from specalign.cli.pair import Pair, add_pair_arguments, described, load_pair, parse_convention
 from specalign.cli.progress import progress_line
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.rewrite import write_text_atomically
 
 EXIT_CODES: Final = (
-    "0: measured, and with --table every fault is told apart; 1: the table proves less than that; 2: unusable input"
+    "0: measured, with --table every fault is told apart, with --gate nothing dropped; 1: not so; 2: unusable input"
 )
 
 
@@ -34,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write specalign.acceptance/1; - is standard output")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no network")
+    parser.add_argument(
+        "--write-golden", type=Path, metavar="FILE", help="with --table: keep what was measured as the pair's golden"
+    )
+    parser.add_argument(
+        "--gate", type=Path, metavar="FILE", help="hold what is measured against the pair's golden; a drop exits with 1"
+    )
     parser.add_argument(
         "--from-log",
         nargs="+",
@@ -83,21 +93,46 @@ def _measured(args: argparse.Namespace) -> int:
     for name in ("new_tokens", "depth"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
+    if args.write_golden is not None and not args.table:
+        raise InputError("--write-golden needs --table: a golden knows what each fault costs")
+    golden = None if args.gate is None else read_golden(args.gate)
     pair = load_pair(args, new_tokens=args.new_tokens)
+    identity = _identity(args, pair)
+    if golden is not None:
+        check_settings(golden, identity, args.depth, args.new_tokens)
     from specalign.acceptance.report import format_json, format_measured, write_html
 
     measured = _table(args, pair)
+    if args.write_golden is not None:
+        write_golden(golden_of(measured.table, identity), args.write_golden)
     if args.html is not None:
         write_html(measured, args.html)
+    verdict = None if golden is None else judge(golden, measured.table.counts)
+    code = 0 if measured.ok and (verdict is None or verdict.ok) else 1
     if args.json is not None and str(args.json) == "-":
         sys.stdout.write(format_json(measured))
-        return 0 if measured.ok else 1
+        return code
     if args.json is not None:
         write_text_atomically(format_json(measured), args.json)
     print(format_measured(measured))
     if args.html is not None:
         print(f"report: {args.html}")
-    return 0 if measured.ok else 1
+    if verdict is not None:
+        print(format_verdict(verdict))
+    return code
+
+
+def _identity(args: argparse.Namespace, pair: Pair) -> dict[str, str]:
+    """What a golden is held to be of: names, sizes, and the SHA-256 of weights and of the prompts' tokens."""
+    weights = hashlib.sha256()
+    for file in sorted(pair.spec.config.parent.glob("*.safetensors")):
+        weights.update(file.read_bytes())
+    tokens = json.dumps(pair.tokens, sort_keys=True).encode()
+    return {
+        "target": described(args.target), "layers": str(pair.target.num_layers), "hidden": str(pair.target.hidden_size),
+        "draft": described(args.draft), "weights": weights.hexdigest(), "prompts": hashlib.sha256(tokens).hexdigest(),
+        "dtype": args.dtype,
+    }  # fmt: skip
 
 
 def _table(args: argparse.Namespace, pair: Pair):  # type: ignore[no-untyped-def]

@@ -82,7 +82,7 @@ def measure_table(
         progress(done, len(prompts))
     rows = tuple(_row(variant, counts, teachers, variants[0].name) for variant in variants)
     loops = tuple(_loop(target, variant, prompts, counts[variant.name], settings) for variant in variants[:2])
-    return Table(rows, loops, settings.depth, settings.new_tokens)
+    return Table(rows, loops, settings.depth, settings.new_tokens, tuple(counts[variants[0].name]))
 
 
 def stored_runs(

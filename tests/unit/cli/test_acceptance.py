@@ -163,6 +163,49 @@ def test_nothing_there(place: Path, capsys: pytest.CaptureFixture[str], tmp_path
     assert "no.jsonl" in refused(given(place, prompts=tmp_path / "no.jsonl"), capsys)
 
 
+def test_the_gate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A random head proves nothing, so its golden is made by hand: the right way as measured, beside made-up rows."""
+    from specalign.acceptance.golden_file import AcceptanceGolden, KnownRow, write_golden
+    from specalign.acceptance.metrics import Interval
+    from specalign.cli import acceptance as room
+
+    golden: list[AcceptanceGolden] = []
+
+    def made(table: Any, pair: Any) -> AcceptanceGolden:
+        right = KnownRow("right", False, table.rows[0].acceptance.length, table.rows[0].acceptance.per_position)
+        dead = KnownRow("random head", False, Interval(0.5, 0.5, 0.5), (0.0,))
+        golden.append(AcceptanceGolden(pair, table.depth, table.new_tokens, table.counts, (right, dead)))
+        return golden[-1]
+
+    path = tmp_path / "golden.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "golden_of", made)
+        main([*given(place), "--table", "--new-tokens", "20", "--write-golden", str(path)])
+    capsys.readouterr()
+    assert main([*given(place), "--new-tokens", "20", "--gate", str(path)]) == 0
+    assert "PASS: acceptance length" in capsys.readouterr().out
+    counts = golden[0].counts
+    better = tuple(type(item)(item.name, item.rounds[: max(1, len(item.rounds) // 3)]) for item in counts)
+    from specalign.acceptance import Round
+
+    better = tuple(type(item)(item.name, tuple(Round(4, 4, 5) for _ in item.rounds)) for item in better)
+    write_golden(AcceptanceGolden(golden[0].pair, 4, 20, better, golden[0].rows), path)
+    assert main([*given(place), "--new-tokens", "20", "--gate", str(path)]) == 1
+    assert "FAIL: acceptance length" in capsys.readouterr().out
+    assert "new tokens: 21 here, 20 there" in refused([*given(place), "--new-tokens", "21", "--gate", str(path)], capsys)
+    assert "dtype: float64 here, float32 there" in refused(
+        [*given(place, dtype="float64"), "--new-tokens", "20", "--gate", str(path)], capsys
+    )
+
+
+def test_a_golden_of_a_table_that_proves_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "golden.json"
+    assert "proves too little" in refused([*given(place), "--table", "--new-tokens", "8", "--write-golden", str(path)], capsys)
+    assert not path.exists()
+    assert "--write-golden needs --table" in refused([*given(place), "--write-golden", str(path)], capsys)
+    assert "golden.json" in refused([*given(place), "--gate", str(path)], capsys)
+
+
 SERVED = Path(__file__).parents[1] / "acceptance" / "served"
 
 

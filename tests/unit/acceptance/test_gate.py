@@ -1,0 +1,162 @@
+"""The gate on runs whose true rates are known: it lets equal heads pass, stops each drop, names its fault, and has teeth or fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from specalign.acceptance import AcceptanceError, PromptRounds, Round, difference, measure
+from specalign.acceptance.gate import check_settings, format_verdict, judge
+from specalign.acceptance.golden_file import AcceptanceGolden, golden_of, read_golden, write_golden
+from specalign.acceptance.table import Row, Table
+
+RIGHT, SHIFTED, UNNORMED, DEAD = (0.61, 0.61, 0.66, 0.64), (0.55, 0.58, 0.6, 0.6), (0.16, 0.1, 0.1, 0.1), (0.001, 0.0, 0.0, 0.0)
+"""The chance that a draft is right if those before it are, by position; like head A's in docs/acceptance.md."""
+
+PAIR = {"target": "t", "draft": "d", "weights": "abc", "prompts": "def"}
+
+
+def drawn(seed: int, chances: tuple[float, ...], prompts: int = 80, tokens: int = 64) -> list[PromptRounds]:
+    """Answers of so many tokens; a prompt's chances are shifted alike for every run with its number."""
+    hardness = np.random.default_rng(99).normal(0, 0.08, prompts)
+    rng = np.random.default_rng(seed)
+    found = []
+    for place in range(prompts):
+        rounds, known = [], 1
+        while known < tokens:
+            accepted = 0
+            while accepted < 4 and rng.random() < np.clip(chances[accepted] + hardness[place] * (chances[0] > 0.1), 0, 1):
+                accepted += 1
+            rounds.append(Round(4, accepted, accepted + 1))
+            known += accepted + 1
+        found.append(PromptRounds(f"p{place}", tuple(rounds)))
+    return found
+
+
+def table(prompts: int = 80) -> Table:
+    right = drawn(0, RIGHT, prompts)
+
+    def row(name: str, seed: int, chances: tuple[float, ...], *, fault: bool = True) -> Row:
+        counts = drawn(seed, chances, prompts)
+        return Row(name, "", fault, measure(counts), difference(right, counts))
+
+    rows = (Row("right", "", False, measure(right)), row("ids +1", 1, SHIFTED), row("norm before fc ignored", 2, UNNORMED),
+            row("random head", 3, DEAD, fault=False))  # fmt: skip
+    return Table(rows, (), 4, 64, tuple(right))
+
+
+@pytest.fixture(scope="module")
+def golden() -> AcceptanceGolden:
+    return golden_of(table(), PAIR)
+
+
+def test_equal_heads_pass_but_for_the_false_alarms_that_the_level_allows(golden: AcceptanceGolden) -> None:
+    """2.5% for the length and 2.5% for all positions together; the golden is one draw of many, so it is drawn anew each time."""
+    alarms, runs = 0, 120
+    for seed in range(runs):
+        mine = dataclasses.replace(golden, counts=tuple(drawn(1000 + seed, RIGHT)))
+        alarms += not judge(mine, drawn(5000 + seed, RIGHT)).ok
+    assert alarms / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
+
+
+@pytest.mark.parametrize(("name", "chances"), [("ids +1", SHIFTED), ("norm before fc ignored", UNNORMED)])
+def test_a_drop_is_stopped_and_named(golden: AcceptanceGolden, name: str, chances: tuple[float, ...]) -> None:
+    for seed in range(20):
+        found = judge(golden, drawn(7000 + seed, chances))
+        assert not found.ok
+        assert found.looks_like[:1] == (name,), seed
+        assert "the acceptance length dropped by" in format_verdict(found)
+        assert f"looks like: {name}" in format_verdict(found)
+
+
+def test_a_drop_like_no_known_fault_says_so(golden: AcceptanceGolden) -> None:
+    found = judge(golden, drawn(8000, (0.4, 0.3, 0.3, 0.3)))
+    assert not found.ok
+    assert found.looks_like == ()
+    assert "looks like: none of the known faults" in format_verdict(found)
+
+
+def test_a_dead_head_does_not_clear_the_floor(golden: AcceptanceGolden) -> None:
+    found = judge(golden, drawn(8001, DEAD))
+    assert any("does not clear the dead control" in problem for problem in found.problems)
+
+
+def test_a_drop_at_one_late_position_is_seen_there(golden: AcceptanceGolden) -> None:
+    found = judge(golden, drawn(8002, (0.61, 0.61, 0.2, 0.64)))
+    assert any(problem.startswith("the rate of position 3 dropped") for problem in found.problems)
+
+
+def test_too_few_prompts_prove_nothing_and_fail(golden: AcceptanceGolden) -> None:
+    few = dataclasses.replace(golden, counts=tuple(drawn(1, RIGHT, 80, 6)[:3]))
+    found = judge(few, drawn(2, RIGHT, 80, 6)[:3])
+    assert any("a pass would prove nothing" in problem for problem in found.problems)
+
+
+def test_a_rise_passes_and_is_told(golden: AcceptanceGolden) -> None:
+    found = judge(golden, drawn(8003, (0.75, 0.75, 0.75, 0.75)))
+    assert found.ok
+    assert found.rose
+    assert "write a new golden" in format_verdict(found)
+
+
+def test_the_same_run_passes_with_no_drop_at_all(golden: AcceptanceGolden) -> None:
+    found = judge(golden, golden.counts)
+    assert found.ok
+    assert found.drop.value == 0.0
+    assert {item.value for item in found.position_drops} == {0.0}
+
+
+def test_other_prompts_are_refused(golden: AcceptanceGolden) -> None:
+    with pytest.raises(AcceptanceError, match=r"first difference at 79"):
+        judge(golden, list(golden.counts[:-1]))
+
+
+def test_a_file_gives_the_same_golden(golden: AcceptanceGolden, tmp_path: Path) -> None:
+    write_golden(golden, tmp_path / "g.json")
+    assert read_golden(tmp_path / "g.json") == golden
+    schema = json.loads(resources.files("specalign").joinpath("schemas/acceptance-golden-1.json").read_text("utf-8"))
+    jsonschema.validate(json.loads((tmp_path / "g.json").read_text("utf-8")), schema)
+
+
+def test_a_table_that_proves_too_little_makes_no_golden() -> None:
+    short = table()
+    with pytest.raises(AcceptanceError, match="needs the whole table"):
+        golden_of(dataclasses.replace(short, rows=short.rows[:3]), PAIR)
+    blind = dataclasses.replace(short.rows[1], difference=difference(short.counts, short.counts))
+    with pytest.raises(AcceptanceError, match="proves too little: 'ids \\+1' is not told apart"):
+        golden_of(dataclasses.replace(short, rows=(short.rows[0], blind, *short.rows[2:])), PAIR)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"specalign.acceptance-golden/1"', '"specalign.acceptance-golden/2"'),
+        ('"counts"', '"count"'),
+        ("[4, 4, 5]", "[4, 5, 6]"),
+        ("[4, 4, 5]", "[4, 4.5, 5]"),
+        ('"random head"', '"another"'),
+        ('"depth": 4', '"depth": "4"'),
+        ("{", ""),
+    ],
+)
+def test_a_file_that_was_changed_is_one_error(golden: AcceptanceGolden, tmp_path: Path, old: str, new: str) -> None:
+    write_golden(golden, tmp_path / "g.json")
+    text = (tmp_path / "g.json").read_text("utf-8")
+    assert old in text
+    (tmp_path / "g.json").write_text(text.replace(old, new, 1), "utf-8")
+    with pytest.raises(AcceptanceError, match=r"g\.json"):
+        read_golden(tmp_path / "g.json")
+
+
+def test_another_pair_is_refused(golden: AcceptanceGolden) -> None:
+    check_settings(golden, PAIR, 4, 64)
+    with pytest.raises(AcceptanceError, match="weights: xyz here, abc there"):
+        check_settings(golden, PAIR | {"weights": "xyz"}, 4, 64)
+    with pytest.raises(AcceptanceError, match="depth: 5 here, 4 there"):
+        check_settings(golden, PAIR, 5, 64)
