@@ -166,7 +166,7 @@ def _interval(found: dict[str, float] | None) -> str:
 
 
 def readme() -> str:
-    """README.md with the lengths of head A and B between its two marks."""
+    """README.md with the lengths of every head between its two marks."""
     text = (ROOT / "README.md").read_text("utf-8")
     begin, end = "<!-- acceptance: made by docs/generate.py -->\n", "<!-- /acceptance -->"
     rows = ["| head | row | acceptance length | right - row |", "|---|---|---|---|"]
