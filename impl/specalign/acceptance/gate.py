@@ -1,7 +1,7 @@
 """The gate: does a head still reach what its golden says? Bounds come from the counts, never from a slack that somebody chose.
 
-A run fails if its length dropped (the paired 95% interval of golden - run lies above 0), if a position's rate dropped (the same,
-at a level divided among the positions), if it does not clear the dead control, or if the prompts are too few to see half of what
+A run fails if its length dropped (`paired_drop`), if a position's rate dropped (a paired interval of golden - run above 0, at a
+level divided among the positions), if it does not clear the dead control, or if the prompts are too few to see half of what
 separates the head from the dead control: a gate without teeth passes everything, so it is no pass. A rise is told and no failure.
 """
 
@@ -17,11 +17,15 @@ import numpy as np
 
 from specalign.acceptance.errors import AcceptanceError
 from specalign.acceptance.golden_file import AcceptanceGolden, KnownRow
-from specalign.acceptance.metrics import LEVEL, Acceptance, Interval, difference, measure, paired_share
+from specalign.acceptance.metrics import LEVEL, Acceptance, Interval, measure, paired_share
+from specalign.acceptance.paired_drop import paired_drop
 from specalign.acceptance.rounds import PromptRounds
 
 FITS: Final = 2.0
 """Standard errors within which a run looks like a fault."""
+
+FEWEST_PROMPTS: Final = 6
+"""Of fewer, all of which dropped, as many do by chance in more than 2.5%: 1 / 2^5."""
 
 _Z: Final = 1.96
 
@@ -36,7 +40,8 @@ class GateVerdict:
         drop: golden minus run, paired by prompt.
         position_drops: of each position, golden's rate minus the run's, at the level divided among them.
         floor: upper bound of the dead control.
-        visible: the smallest drop that these prompts show.
+        visible: a drop that these prompts show at the latest: the half width of the golden's own interval, or of the paired one
+            where that is wider.
         problems: why the run fails, a sentence each; empty if it passes.
         looks_like: faults whose length and rates lie within `FITS` standard errors of the run's, the nearest first; only of a
             run that dropped.
@@ -72,19 +77,22 @@ def judge(golden: AcceptanceGolden, run: Sequence[PromptRounds]) -> GateVerdict:
     Raises:
         AcceptanceError: other prompts, or none.
     """
-    drop = difference(golden.counts, run).difference
+    paired = paired_drop(golden.counts, run)
+    drop, seen = paired.difference, sum(bool(prompt.rounds) for prompt in run)
     figures, right, dead = measure(run), golden.rows[0], golden.dead
     positions = _position_drops(golden.counts, run)
-    visible = drop.value - drop.low
+    visible = max(drop.value - drop.low, right.length.value - right.length.low)
     problems = []
-    if drop.low > 0:
+    if paired.dropped:
         problems.append(f"the acceptance length dropped by {drop}, from {right.length.value:.3f} to {figures.length.value:.3f}")
     problems += [
         f"the rate of position {place} dropped by {found}" for place, found in enumerate(positions, start=1) if found.low > 0
     ]
     if figures.length.low <= dead.length.high:
         problems.append(f"{figures.length} does not clear the dead control, which reaches up to {dead.length.high:.3f}")
-    if visible > (right.length.value - dead.length.value) / 2:
+    if seen < FEWEST_PROMPTS:
+        problems.append(f"{seen} prompts with rounds can show no drop, however large: give {FEWEST_PROMPTS} at least")
+    elif visible > (right.length.value - dead.length.value) / 2:
         problems.append(
             f"{len(run)} prompts show no drop below {visible:.3f}, more than half of what separates the head from a dead one"
             f" ({right.length.value - dead.length.value:.3f}): a pass would prove nothing; take more prompts"

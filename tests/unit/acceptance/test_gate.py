@@ -93,9 +93,26 @@ def test_a_drop_at_one_late_position_is_seen_there(golden: AcceptanceGolden) -> 
 
 
 def test_too_few_prompts_prove_nothing_and_fail(golden: AcceptanceGolden) -> None:
-    few = dataclasses.replace(golden, counts=tuple(drawn(1, RIGHT, 80, 6)[:3]))
-    found = judge(few, drawn(2, RIGHT, 80, 6)[:3])
+    few = dataclasses.replace(golden, counts=golden.counts[:5])
+    assert any("5 prompts with rounds can show no drop" in problem for problem in judge(few, few.counts).problems)
+    short = drawn(1, RIGHT, 8, 6)
+    right = dataclasses.replace(golden.rows[0], length=measure(short).length)
+    blunt = dataclasses.replace(golden, counts=tuple(short), rows=(right, *golden.rows[1:]))
+    found = judge(blunt, drawn(2, RIGHT, 8, 6))
     assert any("a pass would prove nothing" in problem for problem in found.problems)
+
+
+def test_four_prompts_that_changed_alike_are_no_drop(golden: AcceptanceGolden) -> None:
+    """By chance they do in 1 of 16 runs; a bootstrap interval alone would call it one."""
+    changed = list(golden.counts)
+    for place in range(4):
+        rounds = list(changed[place].rounds)
+        best = max(range(len(rounds)), key=lambda i: rounds[i].accepted)
+        rounds[best : best + 1] = [Round(4, 0, 1)] * rounds[best].tokens
+        changed[place] = PromptRounds(changed[place].name, tuple(rounds))
+    found = judge(golden, changed)
+    assert found.drop.value > 0
+    assert not any("length dropped" in problem for problem in found.problems)
 
 
 def test_a_rise_passes_and_is_told(golden: AcceptanceGolden) -> None:

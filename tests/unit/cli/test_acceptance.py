@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "target")
     write_head(folder / "draft", HEAD)
-    lines = [{"id": f"p{i}", "prompt": " ".join(f"w{(i * 5 + j * j) % 12}" for j in range(4 + i))} for i in range(5)]
+    lines = [{"id": f"p{i}", "prompt": " ".join(f"w{(i * 5 + j * j) % 12}" for j in range(4 + i))} for i in range(8)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return folder
 
@@ -73,8 +73,8 @@ def test_the_length_alone(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
     found = json.loads(out.read_text("utf-8"))
     assert [row["name"] for row in found["rows"]] == ["right"]
     assert found["rows"][0]["states"] == "[1, 4, 8]"
-    assert found["rows"][0]["prompts"] == 5
-    assert found["loops"] == [{"row": "right", "prompts": 5, "differing": []}]
+    assert found["rows"][0]["prompts"] == 8
+    assert found["loops"] == [{"row": "right", "prompts": 8, "differing": []}]
     assert (found["environment"]["device"], found["environment"]["dtype"]) == ("cpu", "float32")
 
 
