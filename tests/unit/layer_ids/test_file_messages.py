@@ -102,10 +102,12 @@ def test_the_one_who_opens_hands_the_path_on(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_regular_file_is_named_and_not_opened(monkeypatch: pytest.MonkeyPatch, kind: int, name: str) -> None:
-    monkeypatch.setattr(Path, "stat", lambda self: os.stat_result((kind | 0o644, *[0] * 9)))
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
     says = f"config.json: is {name}, not a regular file, and was not read; give a plain file"
-    assert refusal(lambda: read_json_object(Path("config.json"))) == says
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda *_, **__: os.stat_result((kind | 0o644, *[0] * 9)))
+        patch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+        said = refusal(lambda: read_json_object(Path("config.json")))
+    assert said == says
 
 
 def test_a_file_is_opened_without_waiting_inheritance_or_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
