@@ -52,6 +52,11 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[None]:
         process.kill()
 
 
+def hears_sigint() -> None:
+    """A shell lets what it runs in the background ignore SIGINT, and whatever that starts inherits it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_no_process_outlives_pytest(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
@@ -62,7 +67,7 @@ def test_no_process_outlives_pytest(
     scratch.mkdir()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(run.path), "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "pytest", "-p", "specalign", *WITHOUT_XDIST, "test_it.py"]
-    with subprocess.Popen(command, env=environ, stdout=-3, stderr=-3) as process, ended(process):
+    with subprocess.Popen(command, env=environ, stdout=-3, stderr=-3, preexec_fn=hears_sigint) as process, ended(process):
         told = [int(pid) for line in line.read(2) for pid in line.split()]
         below = descendants(process.pid)
         watched = Watched(sorted({*told, *below}))
