@@ -44,7 +44,7 @@ class GateVerdict:
             where that is wider.
         problems: why the run fails, a sentence each; empty if it passes.
         looks_like: faults whose length and rates lie within `FITS` standard errors of the run's, the nearest first; only of a
-            run that dropped.
+            run that fails.
     """
 
     run: Acceptance
@@ -112,11 +112,10 @@ def judge(golden: AcceptanceGolden, run: Sequence[PromptRounds]) -> GateVerdict:
 def _position_drops(before: Sequence[PromptRounds], run: Sequence[PromptRounds]) -> tuple[Interval, ...]:
     """Of each position: the difference of the shares of rounds that accepted so far."""
     deepest = max((item.proposed for prompt in before for item in prompt.rounds), default=0)
+    asked, rounds = (np.array([len(prompt.rounds) for prompt in some], dtype=np.float64) for some in (before, run))
     found = []
     for place in range(1, deepest + 1):
         # Each side's share has its own number of rounds; scaled to the golden's, their difference is one of sums.
-        asked = np.array([len(prompt.rounds) for prompt in before], dtype=np.float64)
-        rounds = np.array([len(prompt.rounds) for prompt in run], dtype=np.float64)
         mine, theirs = (
             np.array([sum(item.accepted >= place for item in prompt.rounds) for prompt in some], dtype=np.float64)
             for some in (before, run)
@@ -135,10 +134,11 @@ def _distance(row: KnownRow, run: Acceptance) -> float:
     """The largest of the distances of length and rates, in standard errors of their difference."""
     errors = [math.hypot(_error(row.length), _error(run.length))]
     gaps = [abs(row.length.value - run.length.value)]
+    widening = _widening(run)
     for before, now in zip(row.per_position, run.per_position, strict=False):
         gaps.append(abs(before - now))
         # A rate varies with the prompts as the length does; without counts of its own, binomially, widened as the length is.
-        errors.append(max(math.sqrt((before * (1 - before) + now * (1 - now)) / run.rounds), 1e-3) * _widening(run))
+        errors.append(max(math.sqrt((before * (1 - before) + now * (1 - now)) / run.rounds), 1e-3) * widening)
     return max(gap / max(error, 1e-9) for gap, error in zip(gaps, errors, strict=True))
 
 

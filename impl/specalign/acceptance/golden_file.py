@@ -15,12 +15,11 @@ from typing import Any, Final
 from specalign.acceptance.errors import AcceptanceError
 from specalign.acceptance.metrics import Interval
 from specalign.acceptance.rounds import PromptRounds, Round
-from specalign.acceptance.table import Table
+from specalign.acceptance.table import DEAD, Table
 from specalign.layer_ids.files import InputError, read_json_object, shown
 from specalign.layer_ids.rewrite import write_text_atomically
 
 SCHEMA: Final = "specalign.acceptance-golden/1"
-DEAD: Final = "random head"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,6 +8,11 @@ from typing import Final
 from specalign.acceptance.metrics import Acceptance, Difference, Interval
 from specalign.acceptance.rounds import PromptRounds
 
+RIGHT: Final = "right"
+DEAD: Final = "random head"
+NONE: Final = "no drafting"
+"""Rows that are no fault: the right way and the two controls."""
+
 DEAD_AT_MOST: Final = 1.02
 """A head that learnt nothing still guesses a token now and then, so its length is not 1 to the last digit."""
 
@@ -85,7 +90,7 @@ class Table:
             f"the dead control has a length of {row.acceptance.length.value:.3f}, more than {DEAD_AT_MOST}: it is right too often"
             " for a head that learnt nothing"
             for row in self.rows
-            if row.name == "random head" and row.acceptance.length.value > DEAD_AT_MOST
+            if row.name == DEAD and row.acceptance.length.value > DEAD_AT_MOST
         ]
         found += [
             f"the real loop and the replay count different rounds for {loop.row!r} on {len(loop.differing)} of"

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specalign.acceptance import AcceptanceError, Served, read_scrape, read_served, served_between
 from specalign.acceptance.gate import check_settings, format_verdict, judge
@@ -17,6 +17,9 @@ from specalign.cli.pair import Pair, add_pair_arguments, described, load_pair, p
 from specalign.cli.progress import progress_line
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.rewrite import write_text_atomically
+
+if TYPE_CHECKING:
+    from specalign.acceptance.report import Measured
 
 EXIT_CODES: Final = (
     "0: measured, with --table every fault is told apart, with --gate nothing dropped; 1: not so; 2: unusable input"
@@ -135,7 +138,7 @@ def _identity(args: argparse.Namespace, pair: Pair) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _table(args: argparse.Namespace, pair: Pair):  # type: ignore[no-untyped-def]
+def _table(args: argparse.Namespace, pair: Pair) -> Measured:
     from specalign.acceptance.report import Measured
     from specalign.draft import DraftError
     from specalign.speculate.head_states import head_states

@@ -22,8 +22,6 @@ from specalign.layer_ids import State
 from specalign.layer_ids.files import InputError, shown
 from specalign.speculate.target import TargetStep
 
-_WINDOWED = ("sliding_attention", "chunked_attention")
-
 
 class TransformersTarget:
     """See `specalign.speculate.target.Target`.
@@ -117,7 +115,7 @@ class TransformersSession:
         masks = {}
         for kind in self._target.kinds:
             visible = seen
-            if kind in _WINDOWED and self._target.window is not None:
+            if kind == "sliding_attention" and self._target.window is not None:
                 visible = seen & (positions[:, :, None] - self._positions[:, None, :] < self._target.window)
             blocked = torch.zeros(visible.shape, dtype=dtype, device=seen.device).masked_fill_(~visible, torch.finfo(dtype).min)
             masks[kind] = blocked[:, None]

@@ -7,10 +7,8 @@ from typing import Any
 
 from specalign.acceptance.prompts import Prompt
 from specalign.draft import DraftError
-from specalign.speculate.decode import decode_plain
+from specalign.speculate.decode import answer_all
 from specalign.speculate.target import Target
-
-BATCH = 8
 
 
 def prompt_tokens(target: Target, tokenizer: Any, prompts: Sequence[Prompt], *, new_tokens: int) -> dict[str, list[int]]:
@@ -35,7 +33,7 @@ def prompt_tokens(target: Target, tokenizer: Any, prompts: Sequence[Prompt], *, 
         tokens = {prompt.name: _tokens(tokenizer, prompt, said[prompt.name], turn) for prompt in here}
         found |= {name if _alone(prompts, name) else f"{name}/{turn + 1}": row for name, row in tokens.items()}
         going_on = {prompt.name: tokens[prompt.name] for prompt in here if len(prompt.turns) > turn + 1}
-        for name, answer in _answers(target, going_on, new_tokens).items():
+        for name, answer in answer_all(target, going_on, new_tokens).items():
             prompt = next(item for item in here if item.name == name)
             text = tokenizer.decode(answer, skip_special_tokens=True)
             said[name] += [{"role": "user", "content": prompt.turns[turn]}, {"role": "assistant", "content": text}]
@@ -54,15 +52,3 @@ def _tokens(tokenizer: Any, prompt: Prompt, before: Sequence[Mapping[str, str]],
     talk = [*before, {"role": "user", "content": prompt.turns[turn]}]
     text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-
-def _answers(target: Target, rows: Mapping[str, Sequence[int]], new_tokens: int) -> dict[str, tuple[int, ...]]:
-    names = sorted(rows, key=lambda name: len(rows[name]))
-    answers: dict[str, tuple[int, ...]] = {}
-    for at in range(0, len(names), BATCH):
-        part = names[at : at + BATCH]
-        answers |= {
-            name: item.tokens
-            for name, item in zip(part, decode_plain(target, [rows[name] for name in part], new_tokens), strict=True)
-        }
-    return answers

@@ -7,7 +7,8 @@ The target looks at the last known token and all drafts in one pass, keeps the c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -19,6 +20,9 @@ from specalign.speculate.slots import Slots, causal
 from specalign.speculate.target import Session, Target, TargetStep
 from specalign.speculate.tree import Tree, among_columns
 from specalign.speculate.verify import Verdict, verify_greedy, verify_sampling
+
+BATCH: Final = 8
+"""Prompts that are decoded at a time where there are many."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +129,17 @@ def decode_plain(
             said.append(picked)
             ended = ended | _is_end(picked, target)
     return [Decoded(_until_end(line, target)) for line in torch.stack(said, dim=1).tolist()]
+
+
+def answer_all(target: Target, prompts: Mapping[str, Sequence[int]], new_tokens: int) -> dict[str, tuple[int, ...]]:
+    """Greedy answers by name; `BATCH` prompts are decoded at a time, the shorter ones first."""
+    names = sorted(prompts, key=lambda name: len(prompts[name]))
+    answers: dict[str, tuple[int, ...]] = {}
+    for at in range(0, len(names), BATCH):
+        part = names[at : at + BATCH]
+        decoded = decode_plain(target, [prompts[name] for name in part], new_tokens)
+        answers |= {name: item.tokens for name, item in zip(part, decoded, strict=True)}
+    return answers
 
 
 @torch.no_grad()

@@ -21,8 +21,7 @@ from specalign.draft import Eagle3Head
 from specalign.layer_ids import Convention, LayerIdError, State, default_ids, format_states, from_boundaries, to_states
 from specalign.speculate.decode import check_pair, check_prompts
 from specalign.speculate.rows import draft_rows
-from specalign.speculate.slots import causal
-from specalign.speculate.target import Target
+from specalign.speculate.target import Target, read_text
 from specalign.speculate.variants import variants_of
 
 FEWEST_QUESTIONS: Final = 50
@@ -218,12 +217,9 @@ class _Race:
 
 def _ask(target: Target, row: Sequence[int], states: Sequence[State]) -> _Run:
     """One pass of the target over a text."""
-    tokens = torch.tensor([list(row)], device=target.device)
-    fed = tokens[:, :-1]
-    with target.session(states) as session:
-        places = torch.arange(fed.shape[1], device=target.device)[None]
-        step = session.run(fed, places, causal(torch.ones_like(fed, dtype=torch.bool)))
-    return _Run(tokens[0], step.logits[0].argmax(-1), dict(zip(states, (state[0] for state in step.states), strict=True)))
+    tokens = torch.tensor(list(row), device=target.device)
+    step = read_text(target, tokens[:-1], states)
+    return _Run(tokens, step.logits[0].argmax(-1), dict(zip(states, (state[0] for state in step.states), strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

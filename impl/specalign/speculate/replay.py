@@ -15,8 +15,7 @@ from specalign.acceptance import PromptRounds, replay_rounds
 from specalign.draft import Eagle3Head
 from specalign.layer_ids import State
 from specalign.speculate.rows import draft_rows, most_likely
-from specalign.speculate.slots import causal
-from specalign.speculate.target import Target
+from specalign.speculate.target import Target, read_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +68,11 @@ class Extent:
     end_tokens: frozenset[int]
 
 
-@torch.no_grad()
 def store_run(target: Target, name: str, prompt: Sequence[int], answer: Sequence[int], states: Sequence[State]) -> StoredRun:
     """One pass over prompt and answer."""
-    tokens = torch.tensor([[*prompt, *answer]], device=target.device)
-    fed = tokens[:, :-1]
-    with target.session(states) as session:
-        positions = torch.arange(fed.shape[1], device=target.device)[None]
-        step = session.run(fed, positions, causal(torch.ones_like(fed, dtype=torch.bool)))
-    return StoredRun(name, tokens[0], len(prompt), dict(zip(states, (state[0] for state in step.states), strict=True)))
+    tokens = torch.tensor([*prompt, *answer], device=target.device)
+    step = read_text(target, tokens[:-1], states)
+    return StoredRun(name, tokens, len(prompt), dict(zip(states, (state[0] for state in step.states), strict=True)))
 
 
 @torch.no_grad()

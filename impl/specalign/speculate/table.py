@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -13,14 +12,11 @@ from specalign.acceptance.metrics import Interval, paired_share, share
 from specalign.acceptance.table import LoopCheck, Row, Table
 from specalign.draft import Eagle3Head
 from specalign.layer_ids import State
-from specalign.speculate.decode import check_pair, check_prompts, decode_plain, decode_speculative
+from specalign.speculate.decode import BATCH, answer_all, check_pair, check_prompts, decode_speculative
 from specalign.speculate.drafter import TreeShape
 from specalign.speculate.replay import Extent, StoredRun, Teacher, replay, replay_nothing, store_run
 from specalign.speculate.target import Target
 from specalign.speculate.variants import Variant, described, variants_of
-
-BATCH: Final = 8
-"""Prompts that are decoded at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,13 +84,8 @@ def measure_table(
 def stored_runs(
     target: Target, prompts: Mapping[str, Sequence[int]], states: Sequence[State], settings: Settings
 ) -> Iterator[StoredRun]:
-    """Greedy runs of all prompts, in their order; some are decoded at a time, the shorter prompts first."""
-    names = sorted(prompts, key=lambda name: len(prompts[name]))
-    answers: dict[str, tuple[int, ...]] = {}
-    for at in range(0, len(names), BATCH):
-        part = names[at : at + BATCH]
-        decoded = decode_plain(target, [prompts[name] for name in part], settings.new_tokens + settings.depth)
-        answers |= {name: item.tokens for name, item in zip(part, decoded, strict=True)}
+    """Greedy runs of all prompts, in their order."""
+    answers = answer_all(target, prompts, settings.new_tokens + settings.depth)
     for name, prompt in prompts.items():
         yield store_run(target, name, prompt, answers[name], states)
 

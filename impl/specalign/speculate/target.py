@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from specalign.layer_ids import State
+from specalign.speculate.slots import causal
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -69,3 +70,20 @@ class Target(Protocol):
     def session(self, states: Sequence[State]) -> contextlib.AbstractContextManager[Session]:
         """A fresh cache; each pass gives these states (none: only logits)."""
         ...
+
+
+@torch.no_grad()
+def read_text(target: Target, tokens: torch.Tensor, states: Sequence[State]) -> TargetStep:
+    """One pass over a text with a cache of its own.
+
+    Args:
+        target: the model.
+        tokens: int64 [T], on its device.
+        states: those wanted.
+
+    Returns:
+        logits [1, T, vocabulary] and states [1, T, hidden].
+    """
+    places = torch.arange(len(tokens), device=tokens.device)[None]
+    with target.session(states) as session:
+        return session.run(tokens[None], places, causal(torch.ones_like(places, dtype=torch.bool)))

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from specalign.acceptance.table import DEAD, NONE, RIGHT
 from specalign.draft import Eagle3Head, FcInput, RMSNorm
 from specalign.layer_ids import POST_NORM, State, format_states
 
@@ -33,11 +34,6 @@ class Variant:
     states: tuple[State, ...]
     head: Eagle3Head | None
     fault: bool = True
-
-
-RIGHT: Final = "right"
-DEAD: Final = "random head"
-NONE: Final = "no drafting"
 
 
 def variants_of(head: Eagle3Head, states: Sequence[State], num_layers: int) -> tuple[Variant, ...]:
@@ -156,9 +152,10 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def random_head(head: Eagle3Head, seed: int = 0) -> Eagle3Head:
     """The dead control: the same head with random weights in place of what was trained; embedding and lm_head are kept."""
-    made = copy.deepcopy(head)
-    generator = torch.Generator().manual_seed(seed)
     kept = {"embed_tokens.weight", "lm_head.weight"}
+    shared = {id(parameter): parameter for name, parameter in head.named_parameters() if name in kept}
+    made = copy.deepcopy(head, dict(shared))  # they are large, and nobody writes to them
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name not in kept and parameter.dim() > 1:
