@@ -1,1 +1,1 @@
-"""Deterministic MoE routing on one device: ordered top-k, receive layout, scatter and gather with one writer per element, replay."""
+"""Deterministic MoE routing on one device: ordered top-k, receive layout, scatter and gather, replay."""
