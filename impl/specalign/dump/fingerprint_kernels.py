@@ -139,18 +139,18 @@ def _fingerprint_units(
     row_count: tl.tensor,
     count: tl.tensor,
     row_stride: tl.tensor,
-    ADD: tl.constexpr,  # noqa: N803
-    ALIGN: tl.constexpr,  # noqa: N803
-    BITS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-    SPECIALS: tl.constexpr,  # noqa: N803
-    ELEMENT: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    SIGNS: tl.constexpr,  # noqa: N803
-    CARRY: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
+    ADD: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPECIALS: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    FIRST: tl.constexpr,
+    SIGNS: tl.constexpr,
+    CARRY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """Fingerprints of intBITS units [row_count, count], rows row_stride units apart: into result int64 [row_count, COLUMNS], or
     added to it. Three columns: the third counts the non-finite among elements of ELEMENT bits.

@@ -57,7 +57,7 @@ class Codes:
 
 
 @triton.jit
-def load_units(place: tl.tensor, mask: tl.tensor, BITS: tl.constexpr) -> tl.tensor:  # noqa: N803
+def load_units(place: tl.tensor, mask: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Units as uint32, 0 where the mask is not set."""
     unit = tl.load(place, mask=mask, other=0, eviction_policy="evict_first")
     if BITS == 32:
@@ -81,12 +81,12 @@ def count_units(
     row_units: tl.tensor,
     ours: tl.tensor,
     count: tl.tensor,
-    BITS: tl.constexpr,  # noqa: N803
-    SPECIALS: tl.constexpr,  # noqa: N803
-    ELEMENT: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    BITS: tl.constexpr,
+    SPECIALS: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """The non-finite elements of rows: int64 [ROWS, 1], NaN and +inf in the low half, -inf in the high half."""
     never = tl.zeros([ROWS, BLOCK // 4], tl.uint32)
@@ -116,6 +116,6 @@ def count_units(
 
 
 @triton.jit
-def _sum_each(mask: tl.tensor, COUNT: tl.constexpr) -> tl.tensor:  # noqa: N803
+def _sum_each(mask: tl.tensor, COUNT: tl.constexpr) -> tl.tensor:
     """How many of each COUNT neighbours are set: uint32 [ROWS, columns] to [ROWS, columns // COUNT], in one thread."""
     return tl.sum(tl.reshape(mask.to(tl.uint32), [mask.shape[0], mask.shape[1] // COUNT, COUNT]), axis=2)
