@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -13,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 from specalign.acceptance import AcceptanceError, Served, read_scrape, read_served, served_between
 from specalign.acceptance.gate import check_settings, format_verdict, judge
 from specalign.acceptance.golden_file import golden_of, read_golden, write_golden
-from specalign.cli.pair import Pair, add_pair_arguments, described, load_pair, parse_convention
+from specalign.acceptance.served_gate import format_served_verdict, judge_served
+from specalign.cli.pair import add_pair_arguments, load_pair, parse_convention
 from specalign.cli.progress import progress_line
+from specalign.integrations.pair import Pair, described, measure_pair
 from specalign.layer_ids.files import InputError
 from specalign.layer_ids.rewrite import write_text_atomically
 
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write-golden", type=Path, metavar="FILE", help="with --table: keep what was measured as the pair's golden"
     )
     parser.add_argument(
-        "--gate", type=Path, metavar="FILE", help="hold what is measured against the pair's golden; a drop exits with 1"
+        "--gate", type=Path, metavar="FILE", help="hold what is measured, or read, against the pair's golden; a drop exits with 1"
     )
     parser.add_argument(
         "--from-log",
         nargs="+",
         metavar="SOURCE",
-        help="read what a running engine reports, from a file or URL not from a pair; two scrapes: what lies between",
+        help="read what a running engine reports, from a file or URL, not from a pair; two scrapes: what lies between",
     )
     parser.set_defaults(run=run)
 
@@ -65,15 +65,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served(args: argparse.Namespace) -> int:
-    if args.target or args.draft or args.prompts or args.table or args.html or args.json:
-        raise InputError("--from-log stands alone: it reads what an engine measured, so there is no pair to measure")
+    if args.target or args.draft or args.prompts or args.table or args.html or args.json or args.write_golden:
+        raise InputError(
+            "--from-log stands alone or with --gate: it reads what an engine measured, so there is no pair to measure"
+        )
     if len(args.from_log) > 2:
         raise InputError(f"--from-log takes one source, or two scrapes: {len(args.from_log)} came")
+    golden = None if args.gate is None else read_golden(args.gate)
     if len(args.from_log) == 2:
-        print(format_served(served_between(*(read_scrape(source) for source in args.from_log))))
+        served = served_between(*(read_scrape(source) for source in args.from_log))
     else:
-        print(format_served(read_served(args.from_log[0])))
-    return 0
+        served = read_served(args.from_log[0])
+    verdict = None if golden is None else judge_served(golden, served)
+    print(format_served(served))
+    if verdict is not None:
+        print(format_served_verdict(verdict))
+    return 0 if verdict is None or verdict.ok else 1
 
 
 def format_served(served: Served) -> str:
@@ -100,7 +107,7 @@ def _measured(args: argparse.Namespace) -> int:
         raise InputError("--write-golden needs --table: a golden knows what each fault costs")
     golden = None if args.gate is None else read_golden(args.gate)
     pair = load_pair(args, new_tokens=args.new_tokens)
-    identity = _identity(args, pair)
+    identity = pair.identity()
     if golden is not None:
         check_settings(golden, identity, args.depth, args.new_tokens)
     from specalign.acceptance.report import format_json, format_measured, write_html
@@ -125,32 +132,13 @@ def _measured(args: argparse.Namespace) -> int:
     return code
 
 
-def _identity(args: argparse.Namespace, pair: Pair) -> dict[str, str]:
-    """What a golden is held to be of: names, sizes, and the SHA-256 of weights and of the prompts' tokens."""
-    weights = hashlib.sha256()
-    for file in sorted(pair.spec.config.parent.glob("*.safetensors")):
-        weights.update(file.read_bytes())
-    tokens = json.dumps(pair.tokens, sort_keys=True).encode()
-    return {
-        "target": described(args.target), "layers": str(pair.target.num_layers), "hidden": str(pair.target.hidden_size),
-        "draft": described(args.draft), "weights": weights.hexdigest(), "prompts": hashlib.sha256(tokens).hexdigest(),
-        "dtype": args.dtype,
-    }  # fmt: skip
-
-
 def _table(args: argparse.Namespace, pair: Pair) -> Measured:
     from specalign.acceptance.report import Measured
-    from specalign.draft import DraftError
-    from specalign.speculate.head_states import head_states
-    from specalign.speculate.table import Settings, measure_table
+    from specalign.speculate.table import Settings
 
-    states = head_states(pair.spec.spec, pair.target.num_layers, parse_convention(args.convention))
-    settings = Settings(args.depth, args.new_tokens, min(args.loop_prompts, len(pair.tokens)), only_right=not args.table)
+    settings = Settings(args.depth, args.new_tokens, args.loop_prompts, only_right=not args.table)
     begin = time.monotonic()
-    try:
-        with progress_line("measuring", "prompts") as progress:
-            table = measure_table(pair.target, pair.head, states, pair.tokens, settings, progress=progress)
-    except DraftError as error:
-        raise InputError(str(error)) from error
+    with progress_line("measuring", "prompts") as progress:
+        table = measure_pair(pair, settings, convention=parse_convention(args.convention), progress=progress)
     prompts = f"{described(args.prompts)}, {len(pair.tokens)} prompts"
-    return Measured(table, described(args.target), described(args.draft), prompts, pair.environment, time.monotonic() - begin)
+    return Measured(table, *pair.names, prompts, pair.environment, time.monotonic() - begin)
