@@ -8,26 +8,38 @@ separates the head from the dead control: a gate without teeth passes everything
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from specalign.acceptance.errors import AcceptanceError
-from specalign.acceptance.golden_file import AcceptanceGolden, KnownRow
+from specalign.acceptance.golden_file import AcceptanceGolden
+from specalign.acceptance.likeness import format_likeness, looks_like
 from specalign.acceptance.metrics import LEVEL, Acceptance, Interval, measure, paired_share
 from specalign.acceptance.paired_drop import paired_drop
 from specalign.acceptance.rounds import PromptRounds
 
-FITS: Final = 2.0
-"""Standard errors within which a run looks like a fault."""
-
 FEWEST_PROMPTS: Final = 6
 """Of fewer, all of which dropped, as many do by chance in more than 2.5%: 1 / 2^5."""
 
-_Z: Final = 1.96
+LENGTH: Final = "length"
+FLOOR: Final = "dead control"
+TEETH: Final = "prompts"
+"""What a problem is of, beside the positions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a run fails.
+
+    Attributes:
+        concern: `LENGTH`, `position 1` and so on, `FLOOR` or `TEETH`.
+        text: a sentence without a stop.
+    """
+
+    concern: str
+    text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ class GateVerdict:
         floor: upper bound of the dead control.
         visible: a drop that these prompts show at the latest: the half width of the golden's own interval, or of the paired one
             where that is wider.
-        problems: why the run fails, a sentence each; empty if it passes.
+        found: why the run fails; empty if it passes.
         looks_like: faults whose length and rates lie within `FITS` standard errors of the run's, the nearest first; only of a
             run that fails.
     """
@@ -53,13 +65,23 @@ class GateVerdict:
     position_drops: tuple[Interval, ...]
     floor: float
     visible: float
-    problems: tuple[str, ...]
+    found: tuple[Problem, ...]
     looks_like: tuple[str, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The sentences."""
+        return tuple(problem.text for problem in self.found)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The concerns whose figure dropped: the length, positions."""
+        return tuple(problem.concern for problem in self.found if problem.concern not in (FLOOR, TEETH))
 
     @property
     def ok(self) -> bool:
         """Whether the run passes."""
-        return not self.problems
+        return not self.found
 
     @property
     def rose(self) -> bool:
@@ -82,30 +104,44 @@ def judge(golden: AcceptanceGolden, run: Sequence[PromptRounds]) -> GateVerdict:
     figures, right, dead = measure(run), golden.rows[0], golden.dead
     positions = _position_drops(golden.counts, run)
     visible = max(drop.value - drop.low, right.length.value - right.length.low)
-    problems = []
-    if paired.dropped:
-        problems.append(f"the acceptance length dropped by {drop}, from {right.length.value:.3f} to {figures.length.value:.3f}")
-    problems += [
-        f"the rate of position {place} dropped by {found}" for place, found in enumerate(positions, start=1) if found.low > 0
-    ]
-    if figures.length.low <= dead.length.high:
-        problems.append(f"{figures.length} does not clear the dead control, which reaches up to {dead.length.high:.3f}")
+    found = [*dropped(drop, positions, length=paired.dropped), *cleared(figures.length, dead.length)]
     if seen < FEWEST_PROMPTS:
-        problems.append(f"{seen} prompts with rounds can show no drop, however large: give {FEWEST_PROMPTS} at least")
-    elif visible > (right.length.value - dead.length.value) / 2:
-        problems.append(
-            f"{len(run)} prompts show no drop below {visible:.3f}, more than half of what separates the head from a dead one"
-            f" ({right.length.value - dead.length.value:.3f}): a pass would prove nothing; take more prompts"
-        )
-    return GateVerdict(
-        figures,
-        right.length,
-        drop,
-        positions,
-        dead.length.high,
-        visible,
-        tuple(problems),
-        _looks_like(golden, figures) if problems else (),
+        text = f"{seen} prompts with rounds can show no drop, however large: give {FEWEST_PROMPTS} at least"
+        found.append(Problem(TEETH, text))
+    elif blunt := toothless(golden, visible, f"{len(run)} prompts"):
+        found.append(Problem(TEETH, f"{blunt}; take more prompts"))
+    like = looks_like(golden.rows, figures.length, figures.per_position, figures.rounds) if found else ()
+    return GateVerdict(figures, right.length, drop, positions, dead.length.high, visible, tuple(found), like)
+
+
+def dropped(drop: Interval, positions: Sequence[Interval], *, length: bool) -> Iterator[Problem]:
+    """The figures that dropped: of the length `length` says so, of a position its lower bound."""
+    if length:
+        yield Problem(LENGTH, f"the acceptance length dropped by {drop}")
+    for place, item in enumerate(positions, start=1):
+        if item.low > 0:
+            yield Problem(position(place), f"the rate of position {place} dropped by {item}")
+
+
+def position(place: int) -> str:
+    """The concern of a position, counted from 1."""
+    return f"position {place}"
+
+
+def cleared(length: Interval, dead: Interval) -> Iterator[Problem]:
+    """Whether a length lies above the dead control: the lower bound of one above the upper of the other."""
+    if length.low <= dead.high:
+        yield Problem(FLOOR, f"{length} does not clear the dead control, which reaches up to {dead.high:.3f}")
+
+
+def toothless(golden: AcceptanceGolden, visible: float, what: str) -> str | None:
+    """Why a pass would prove nothing, if the smallest drop that shows is more than half of what a dead head would cost."""
+    apart = golden.rows[0].length.value - golden.dead.length.value
+    if visible <= apart / 2:
+        return None
+    return (
+        f"{what} show no drop below {visible:.3f}, more than half of what separates the head from a dead one"
+        f" ({apart:.3f}): a pass would prove nothing"
     )
 
 
@@ -125,45 +161,13 @@ def _position_drops(before: Sequence[PromptRounds], run: Sequence[PromptRounds])
     return tuple(found)
 
 
-def _looks_like(golden: AcceptanceGolden, run: Acceptance) -> tuple[str, ...]:
-    near = [(distance, row.name) for row in golden.rows if row.fault and (distance := _distance(row, run)) <= FITS]
-    return tuple(name for _, name in sorted(near))
-
-
-def _distance(row: KnownRow, run: Acceptance) -> float:
-    """The largest of the distances of length and rates, in standard errors of their difference."""
-    errors = [math.hypot(_error(row.length), _error(run.length))]
-    gaps = [abs(row.length.value - run.length.value)]
-    widening = _widening(run)
-    for before, now in zip(row.per_position, run.per_position, strict=False):
-        gaps.append(abs(before - now))
-        # A rate varies with the prompts as the length does; without counts of its own, binomially, widened as the length is.
-        errors.append(max(math.sqrt((before * (1 - before) + now * (1 - now)) / run.rounds), 1e-3) * widening)
-    return max(gap / max(error, 1e-9) for gap, error in zip(gaps, errors, strict=True))
-
-
-def _error(interval: Interval) -> float:
-    return (interval.high - interval.low) / (2 * _Z)
-
-
-def _widening(run: Acceptance) -> float:
-    """By how much the prompts widen the interval of the length beyond that of independent rounds; at least 1."""
-    rates = [1.0, *run.per_position, 0.0]
-    chances = [a - b for a, b in itertools.pairwise(rates)]
-    mean = sum(count * chance for count, chance in enumerate(chances))
-    variance = sum((count - mean) ** 2 * chance for count, chance in enumerate(chances))
-    alone = math.sqrt(max(variance, 1e-9) / run.rounds)
-    return max(1.0, _error(run.length) / alone)
-
-
 def format_verdict(verdict: GateVerdict) -> str:
     """The verdict as text; its first line says it all."""
     head = "PASS" if verdict.ok else "FAIL"
     lines = [f"{head}: acceptance length {verdict.run.length} against {verdict.golden} in the golden"]
     lines += [f"  {problem}" for problem in verdict.problems]
-    if verdict.problems:
-        looks = ", ".join(verdict.looks_like) or "none of the known faults"
-        lines.append(f"  looks like: {looks}")
+    if not verdict.ok:
+        lines.append(f"  {format_likeness(verdict.looks_like)}")
     if verdict.ok and verdict.rose:
         lines.append(f"  it rose by {-verdict.drop.value:.3f}: write a new golden, so that the gate holds it")
     lines.append(
@@ -173,7 +177,7 @@ def format_verdict(verdict: GateVerdict) -> str:
     return "\n".join(lines)
 
 
-def check_settings(golden: AcceptanceGolden, pair: dict[str, str], depth: int, new_tokens: int) -> None:
+def check_settings(golden: AcceptanceGolden, pair: Mapping[str, str], depth: int, new_tokens: int) -> None:
     """Raises `AcceptanceError` if a run was made otherwise than its golden."""
     mine = {**pair, "depth": str(depth), "new tokens": str(new_tokens)}
     theirs = {**golden.pair, "depth": str(golden.depth), "new tokens": str(golden.new_tokens)}

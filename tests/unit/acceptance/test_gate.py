@@ -8,47 +8,12 @@ from importlib import resources
 from pathlib import Path
 
 import jsonschema
-import numpy as np
 import pytest
 
 from specalign.acceptance import AcceptanceError, PromptRounds, Round, difference, measure
 from specalign.acceptance.gate import check_settings, format_verdict, judge
 from specalign.acceptance.golden_file import AcceptanceGolden, golden_of, read_golden, write_golden
-from specalign.acceptance.table import Row, Table
-
-RIGHT, SHIFTED, UNNORMED, DEAD = (0.61, 0.61, 0.66, 0.64), (0.55, 0.58, 0.6, 0.6), (0.16, 0.1, 0.1, 0.1), (0.001, 0.0, 0.0, 0.0)
-"""The chance that a draft is right if those before it are, by position; like head A's in docs/acceptance.md."""
-
-PAIR = {"target": "t", "draft": "d", "weights": "abc", "prompts": "def"}
-
-
-def drawn(seed: int, chances: tuple[float, ...], prompts: int = 80, tokens: int = 64) -> list[PromptRounds]:
-    """Answers of so many tokens; a prompt's chances are shifted alike for every run with its number."""
-    hardness = np.random.default_rng(99).normal(0, 0.08, prompts)
-    rng = np.random.default_rng(seed)
-    found = []
-    for place in range(prompts):
-        rounds, known = [], 1
-        while known < tokens:
-            accepted = 0
-            while accepted < 4 and rng.random() < np.clip(chances[accepted] + hardness[place] * (chances[0] > 0.1), 0, 1):
-                accepted += 1
-            rounds.append(Round(4, accepted, accepted + 1))
-            known += accepted + 1
-        found.append(PromptRounds(f"p{place}", tuple(rounds)))
-    return found
-
-
-def table(prompts: int = 80) -> Table:
-    right = drawn(0, RIGHT, prompts)
-
-    def row(name: str, seed: int, chances: tuple[float, ...], *, fault: bool = True) -> Row:
-        counts = drawn(seed, chances, prompts)
-        return Row(name, "", fault, measure(counts), difference(right, counts))
-
-    rows = (Row("right", "", False, measure(right)), row("ids +1", 1, SHIFTED), row("norm before fc ignored", 2, UNNORMED),
-            row("random head", 3, DEAD, fault=False))  # fmt: skip
-    return Table(rows, (), 4, 64, tuple(right))
+from tests.unit.acceptance.made_runs import DEAD, PAIR, RIGHT, SHIFTED, UNNORMED, drawn, table
 
 
 @pytest.fixture(scope="module")

@@ -221,6 +221,33 @@ def test_figures_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
             capsys.readouterr()
 
 
+def test_figures_of_an_engine_are_held_against_a_golden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counters as vLLM gives them, of the golden's own rounds: as they are, and with a third of the accepted drafts gone."""
+    from specalign.acceptance import measure
+    from specalign.acceptance.golden_file import golden_of, write_golden
+    from tests.unit.acceptance.made_runs import PAIR, table
+
+    made = table()
+    path, scrape = tmp_path / "golden.json", tmp_path / "vllm.prom"
+    write_golden(golden_of(made, PAIR), path)
+    figures = measure(made.counts)
+
+    def write(accepted: int) -> None:
+        counts = {"drafts": figures.rounds, "draft_tokens": figures.proposed, "accepted_tokens": accepted}
+        scrape.write_text("".join(f"vllm:spec_decode_num_{name}_total {value}.0\n" for name, value in counts.items()), "utf-8")
+
+    write(figures.accepted)
+    assert main(["acceptance", "--from-log", str(scrape), "--gate", str(path)]) == 0
+    assert "PASS: vLLM's acceptance length 2." in capsys.readouterr().out
+    write(figures.accepted * 2 // 3)
+    assert main(["acceptance", "--from-log", str(scrape), "--gate", str(path)]) == 1
+    assert "FAIL: vLLM's acceptance length 1." in capsys.readouterr().out
+    sglang = str(SERVED / "sglang.log")
+    assert "how many rounds" in refused(["acceptance", "--from-log", sglang, "--gate", str(path)], capsys)
+    assert "no.json" in refused(["acceptance", "--from-log", str(scrape), "--gate", str(tmp_path / "no.json")], capsys)
+    assert "alone" in refused(["acceptance", "--from-log", str(scrape), "--write-golden", str(path)], capsys)
+
+
 def test_no_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello", "utf-8")
     assert "no figures of acceptance" in refused(["acceptance", "--from-log", str(tmp_path / "x")], capsys)
