@@ -23,7 +23,8 @@ from pytest_specalign import (  # noqa: E402
     report,
     suite,
 )
-from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401  # fixtures: pytest finds them here
+from pytest_specalign.acceptance_gate import acceptance_gate  # noqa: E402, F401  # fixtures: pytest finds them here
+from pytest_specalign.bitwise import bitwise, run_repeatedly  # noqa: E402, F401
 from pytest_specalign.determinism import deterministic  # noqa: E402, F401
 from pytest_specalign.golden import golden_alias, specalign_golden  # noqa: E402, F401
 from pytest_specalign.layers import capture_boundaries, layer_dump  # noqa: E402, F401

@@ -41,6 +41,11 @@ class Problem:
     concern: str
     text: str
 
+    @property
+    def is_drop(self) -> bool:
+        """Whether a figure dropped; otherwise the run is no better than a dead head, or proves too little."""
+        return self.concern not in (FLOOR, TEETH)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GateVerdict:
@@ -72,11 +77,6 @@ class GateVerdict:
     def problems(self) -> tuple[str, ...]:
         """The sentences."""
         return tuple(problem.text for problem in self.found)
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """The concerns whose figure dropped: the length, positions."""
-        return tuple(problem.concern for problem in self.found if problem.concern not in (FLOOR, TEETH))
 
     @property
     def ok(self) -> bool:
