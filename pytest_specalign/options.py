@@ -176,6 +176,15 @@ OPTIONS = (
         repeatable=True,
         default="ignore of [tool.specalign]",
     ),
+    Option("prompts", "Prompts of the acceptance suite: MT-Bench, HumanEval or plain JSONL.", "FILE", _path),
+    Option("acceptance_golden", "Golden of the pair, as specalign acceptance --write-golden makes it.", "FILE", _path),
+    Option(
+        "device",
+        "Where the acceptance suite runs the pair; cuda leases a GPU.",
+        "cpu|cuda",
+        _one_of("cpu", "cuda"),
+        default="cpu",
+    ),
     Option("pp_size", "Number of pipeline stages that the target is served on.", "N", _positive_int, default="1"),
     Option("artifacts", "Folder that reports and other files of the run are written to.", "DIR", _path),
     Option(
@@ -260,7 +269,11 @@ def get_option(config: pytest.Config, name: Literal["rank_timeout"]) -> float | 
 @overload
 def get_option(config: pytest.Config, name: Literal["flag_ids"]) -> tuple[int, ...] | None: ...
 @overload
-def get_option(config: pytest.Config, name: Literal["artifacts", "waivers", "report", "golden_dir"]) -> Path | None: ...
+def get_option(
+    config: pytest.Config, name: Literal["artifacts", "waivers", "report", "golden_dir", "prompts", "acceptance_golden"]
+) -> Path | None: ...
+@overload
+def get_option(config: pytest.Config, name: Literal["device"]) -> Literal["cpu", "cuda"] | None: ...
 @overload
 def get_option(config: pytest.Config, name: Literal["gpu_policy"]) -> Literal["auto", "allow", "require"] | None: ...
 @overload

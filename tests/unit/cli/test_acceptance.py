@@ -10,53 +10,16 @@ import pytest
 
 from specalign.cli.main import main
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 
-from safetensors.torch import save_file  # noqa: E402  # it needs torch
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402  # it comes with transformers
-
-HEAD = {
-    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 16, "target_hidden_size": 16,
-    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
-    "vocab_size": 13, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 512,
-    "eagle_aux_hidden_state_layer_ids": [1, 4, 8],
-}  # fmt: skip
+from tests.unit.cli.tiny_pair import HEAD, better_golden, golden_by_hand, write_head, write_pair  # it needs both
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with target/, draft/ and prompts.jsonl."""
-    folder = tmp_path_factory.mktemp("pair")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=13, hidden_size=16, intermediate_size=32, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=4, max_position_embeddings=64, initializer_range=0.6, tie_word_embeddings=False, eos_token_id=12,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "target")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(13)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "target")
-    write_head(folder / "draft", HEAD)
-    lines = [{"id": f"p{i}", "prompt": " ".join(f"w{(i * 5 + j * j) % 12}" for j in range(4 + i))} for i in range(8)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    return folder
-
-
-def write_head(folder: Path, config: dict[str, Any]) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    width, hidden = config["target_hidden_size"], config["hidden_size"]
-    shapes = {
-        "fc.weight": (hidden, 3 * width), "norm.weight": (hidden,), "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.input_layernorm.weight": (hidden,), "midlayer.post_attention_layernorm.weight": (hidden,),
-        "midlayer.mlp.gate_proj.weight": (24, hidden), "midlayer.mlp.up_proj.weight": (24, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, 24), "midlayer.self_attn.q_proj.weight": (16, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (8, 2 * hidden), "midlayer.self_attn.v_proj.weight": (8, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, 16),
-    }  # fmt: skip
-    torch.manual_seed(1)
-    save_file({name: torch.randn(shape) * 0.4 for name, shape in shapes.items()}, folder / "model.safetensors")
+    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 def given(place: Path, verb: str = "acceptance", **changes: object) -> list[str]:
@@ -165,16 +128,13 @@ def test_nothing_there(place: Path, capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_the_gate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A random head proves nothing, so its golden is made by hand: the right way as measured, beside made-up rows."""
-    from specalign.acceptance.golden_file import AcceptanceGolden, KnownRow, write_golden
-    from specalign.acceptance.metrics import Interval
+    from specalign.acceptance.golden_file import AcceptanceGolden, write_golden
     from specalign.cli import acceptance as room
 
     golden: list[AcceptanceGolden] = []
 
     def made(table: Any, pair: Any) -> AcceptanceGolden:
-        right = KnownRow("right", False, table.rows[0].acceptance.length, table.rows[0].acceptance.per_position)
-        dead = KnownRow("random head", False, Interval(0.5, 0.5, 0.5), (0.0,))
-        golden.append(AcceptanceGolden(pair, table.depth, table.new_tokens, table.counts, (right, dead)))
+        golden.append(golden_by_hand(table, pair))
         return golden[-1]
 
     path = tmp_path / "golden.json"
@@ -184,12 +144,7 @@ def test_the_gate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main([*given(place), "--new-tokens", "20", "--gate", str(path)]) == 0
     assert "PASS: acceptance length" in capsys.readouterr().out
-    counts = golden[0].counts
-    better = tuple(type(item)(item.name, item.rounds[: max(1, len(item.rounds) // 3)]) for item in counts)
-    from specalign.acceptance import Round
-
-    better = tuple(type(item)(item.name, tuple(Round(4, 4, 5) for _ in item.rounds)) for item in better)
-    write_golden(AcceptanceGolden(golden[0].pair, 4, 20, better, golden[0].rows), path)
+    write_golden(better_golden(golden[0]), path)
     assert main([*given(place), "--new-tokens", "20", "--gate", str(path)]) == 1
     assert "FAIL: acceptance length" in capsys.readouterr().out
     assert "new tokens: 21 here, 20 there" in refused([*given(place), "--new-tokens", "21", "--gate", str(path)], capsys)

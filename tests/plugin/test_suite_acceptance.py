@@ -1,0 +1,112 @@
+"""`pytest --pyargs pytest_specalign.suite.acceptance`: a pair measured and held against its golden, as tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from specalign.acceptance import read_prompts
+from specalign.acceptance.golden_file import AcceptanceGolden, write_golden
+from tests.plugin.support import Run
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from specalign.integrations.pair import load_pair, measure_pair  # what it loads needs both
+from specalign.speculate.table import Settings
+from tests.unit.cli.tiny_pair import HEAD, better_golden, golden_by_hand, write_head, write_pair
+
+SUITE = ("-p", "specalign", "--pyargs", "pytest_specalign.suite.acceptance")
+DEPTH = 2
+TESTS = DEPTH + 4
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def golden(place: Path) -> AcceptanceGolden:
+    """Of the first seven of eight prompts, as `--limit 7` gives it."""
+    pair = load_pair(place / "target", place / "draft", read_prompts(place / "prompts.jsonl")[:7], new_tokens=20)
+    return golden_by_hand(measure_pair(pair, Settings(DEPTH, 20, 4)), pair.identity())
+
+
+@pytest.fixture
+def options(place: Path, golden: AcceptanceGolden, pytester: pytest.Pytester) -> list[str]:
+    """Those of a right pair with its golden in golden.json."""
+    write_golden(golden, pytester.path / "golden.json")
+    parts = {"target": place / "target", "draft": place / "draft", "prompts": place / "prompts.jsonl"}
+    return [*(f"--specalign-{name}={path}" for name, path in parts.items()), "--specalign-acceptance-golden=golden.json"]
+
+
+def test_a_pair_that_reaches_its_golden_passes(run: Run, options: list[str], pytester: pytest.Pytester) -> None:
+    result = run(*SUITE, *options, "--junitxml=out.xml", "--specalign-artifacts=out/deep", "-v")
+    result.assert_outcomes(passed=TESTS)
+    result.stdout.fnmatch_lines(["*suite/acceptance.py::test_position?2? PASSED*"])
+    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase")}
+    told = {one.get("name"): one.get("value") for one in cases["test_length"].iter("property")}
+    assert told["specalign_drop"] == "0.000 [0.000, 0.000]"
+    assert told["specalign_value"] == told["specalign_golden"]
+    noted = json.loads(str(told["specalign_comparison"]))
+    assert (noted["kind"], noted["name"], noted["verdict"]) == ("acceptance", "length", "equal")
+    report = json.loads((pytester.path / "out" / "deep" / "acceptance.json").read_text("utf-8"))
+    assert (report["schema"], report["depth"], report["rows"][0]["prompts"]) == ("specalign.acceptance/1", DEPTH, 7)
+
+
+def test_a_drop_fails_by_concern(run: Run, options: list[str], golden: AcceptanceGolden, pytester: pytest.Pytester) -> None:
+    write_golden(better_golden(golden), pytester.path / "golden.json")
+    result = run(*SUITE, *options)
+    result.assert_outcomes(passed=TESTS - 1 - DEPTH, failed=1 + DEPTH)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_length*",
+            "the acceptance length dropped by*",
+            "looks like: none of the known faults",
+            "*FAIL: acceptance length*",
+        ]
+    )
+    result.stdout.fnmatch_lines(["the rate of position 2 dropped by*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_another_head_and_other_prompts_fail_with_what_differs(
+    run: Run, options: list[str], place: Path, pytester: pytest.Pytester
+) -> None:
+    shutil.copytree(place / "draft", pytester.path / "draft")
+    write_head(pytester.path / "draft", HEAD, seed=2)
+    (pytester.path / "p.jsonl").write_text('{"id": "p0", "prompt": "w1 w2"}\n', "utf-8")
+    result = run(*SUITE, *options, "--specalign-draft=draft", "--specalign-prompts=p.jsonl")
+    result.assert_outcomes(errors=TESTS)
+    told = "specalign: the golden is of another pair or another way to measure it: prompts: * here, * there; weights: * here, * there"
+    result.stdout.fnmatch_lines([told])
+
+
+def test_a_golden_that_says_no_dtype_is_not_guessed(
+    run: Run, options: list[str], golden: AcceptanceGolden, pytester: pytest.Pytester
+) -> None:
+    write_golden(dataclasses.replace(golden, pair={"model": "mine"}), pytester.path / "golden.json")
+    run(*SUITE, *options, "-k", "length").stdout.fnmatch_lines(["specalign: the golden was measured in dtype ''*"])
+
+
+def test_what_is_missing_is_one_line(run: Run, options: list[str], pytester: pytest.Pytester) -> None:
+    result = run(*SUITE, *options[:2])
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*needs --specalign-prompts, --specalign-acceptance-golden; a golden is made with*"])
+    (pytester.path / "golden.json").write_text("{}", "utf-8")
+    result = run(*SUITE, *options)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["specalign: *golden.json: its schema is None*"])
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_fails(run: Run, options: list[str]) -> None:
+    result = run(*SUITE, *options, "--specalign-device=cuda", "-k", "length", CUDA_VISIBLE_DEVICES="")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["specalign: --specalign-device=cuda: *"])
