@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from specalign.acceptance import read_prompts
 from specalign.acceptance.golden_file import AcceptanceGolden, write_golden
-from tests.plugin.support import Run
+from tests.plugin.support import ROOT, Run
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -110,3 +111,21 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_fails(run: Run, options: list
     result = run(*SUITE, *options, "--specalign-device=cuda", "-k", "length", CUDA_VISIBLE_DEVICES="")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["specalign: --specalign-device=cuda: *"])
+
+
+def test_the_example_of_the_docs_runs(run: Run, place: Path, pytester: pytest.Pytester) -> None:
+    """On a random head, whose table proves nothing: the fixture says so, and writes no golden."""
+    text = (ROOT / "docs" / "acceptance.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?acceptance_gate.*?)```", text, re.DOTALL)
+    for old, new in {
+        "path/to/": f"{place}/",
+        "prompts.jsonl": str(place / "prompts.jsonl"),
+        "new_tokens=64": "new_tokens=9",
+    }.items():
+        assert old in example
+        example = example.replace(old, new)
+    pytester.makepyfile(test_it=example)
+    result = run("--specalign-golden=new")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*acceptance 'smollm2-A': no golden is made of a table that proves too little*"])
+    assert not list(pytester.path.rglob("__golden__"))
