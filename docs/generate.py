@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "impl")]  # runs from a bare checkout too
 
 from pytest_specalign.options import OPTIONS, Option  # noqa: E402  # after the path is set
+from specalign.acceptance.report.text import told_text  # noqa: E402
 from specalign.compare.explain import CAUSES  # noqa: E402
 from specalign.compare.result import PROBLEMS  # noqa: E402
 from specalign.layer_ids.engine_profiles import CaptureProfile  # noqa: E402
@@ -138,7 +139,7 @@ def _acceptance_table(name: str) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|"
     for row in found["rows"]:
-        told = "" if row["told_apart"] is None or not row["fault"] else "told apart" if row["told_apart"] else _not_told(row)
+        told = told_text(row["told_apart"], row["prompts_needed"]) if row["fault"] else ""
         first = f"{row['teacher'][0]['value']:.3f}" if row["teacher"] else ""
         cells = [row["name"], row["states"], _interval(row["length"]), _interval(row["right_minus_row"]),
                  " ".join(f"{rate:.2f}" for rate in row["per_position"]), first, told]  # fmt: skip
@@ -154,11 +155,6 @@ def _acceptance_table(name: str) -> Iterator[str]:
         + "."
     )
     yield ""
-
-
-def _not_told(row: dict[str, Any]) -> str:
-    needed = row["prompts_needed"]
-    return "not told apart" + (f" (about {needed} prompts would do)" if needed else "")
 
 
 def _interval(found: dict[str, float] | None) -> str:

@@ -50,9 +50,13 @@ def told(row: Row) -> str:
     """Whether a fault shows."""
     if not row.fault or row.difference is None:
         return ""
-    if row.difference.told_apart:
+    return told_text(row.difference.told_apart, row.difference.prompts_needed)
+
+
+def told_text(told_apart: bool, needed: int | None) -> str:
+    """The same of its two figures: `not told apart (about 120 prompts would do)`."""
+    if told_apart:
         return "told apart"
-    needed = row.difference.prompts_needed
     return "not told apart" + ("" if needed is None else f" (about {needed} prompts would do)")
 
 
