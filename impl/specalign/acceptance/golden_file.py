@@ -118,7 +118,7 @@ def _golden(found: Mapping[str, Any]) -> AcceptanceGolden:
     )
     rows = tuple(
         KnownRow(
-            str(row["name"]), bool(row["fault"]), _interval(row["length"]), tuple(_number(rate) for rate in row["per_position"])
+            str(row["name"]), _flag(row["fault"]), _interval(row["length"]), tuple(_number(rate) for rate in row["per_position"])
         )
         for row in found["rows"]
     )
@@ -139,6 +139,12 @@ def _interval(found: Mapping[str, Any]) -> Interval:
 def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 

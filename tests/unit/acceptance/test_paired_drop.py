@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specalign.acceptance import AcceptanceError, PromptRounds, Round
-from specalign.acceptance.paired_drop import paired_drop
+from specalign.acceptance.metrics import Interval
+from specalign.acceptance.paired_drop import CHANCE, Drop, paired_drop
 
 
 def drawn(rng: np.random.Generator, chances: np.ndarray, rounds: int = 20) -> list[PromptRounds]:
@@ -49,3 +50,33 @@ def test_the_same_counts_and_other_prompts() -> None:
     assert not paired_drop(golden, golden).dropped
     with pytest.raises(AcceptanceError, match="first difference at 9"):
         paired_drop(golden, golden[:9])
+
+
+def test_a_drop_needs_both_an_interval_above_0_and_a_rare_swap() -> None:
+    """Each alone is none; the bounds themselves: 0 is not above 0, and `CHANCE` is rare enough."""
+    above, touching = Interval(0.1, 0.001, 0.2), Interval(0.1, 0.0, 0.2)
+    assert Drop(above, CHANCE).dropped
+    assert not Drop(above, CHANCE + 1e-9).dropped
+    assert not Drop(touching, 0.0).dropped
+
+
+def test_the_chance_is_that_of_all_swaps() -> None:
+    """Of four prompts that all dropped alike, none or all swapped gives as large a drop, and all of them as large a rise: 1 in 16."""
+    golden = [PromptRounds(str(i), (Round(2, 2, 3), Round(2, 0, 1))) for i in range(4)]
+    run = [PromptRounds(str(i), (Round(2, 1, 2), Round(2, 0, 1))) for i in range(4)]
+    found = paired_drop(golden, run)
+    assert found.difference.value == pytest.approx(0.5)
+    assert found.chance == pytest.approx(1 / 16, abs=0.01)
+    assert paired_drop(run, golden).difference.value == pytest.approx(-0.5)
+    assert paired_drop(run, golden).chance == 1.0
+    assert paired_drop(golden, golden).chance == 1.0
+
+
+def test_the_chance_is_never_0_and_a_swap_without_a_round_counts_for_it() -> None:
+    """One that leaves a side without rounds says nothing, so it is no witness for a drop."""
+    many = [PromptRounds(str(i), (Round(2, 2, 3),) * 9) for i in range(30)]
+    none = [PromptRounds(str(i), (Round(2, 0, 1),) * 9) for i in range(30)]
+    assert 0 < paired_drop(many, none).chance < 1e-3
+    golden = [PromptRounds("a", (Round(2, 2, 3),)), PromptRounds("b", ())]
+    run = [PromptRounds("a", ()), PromptRounds("b", (Round(2, 0, 1),))]
+    assert paired_drop(golden, run).chance == pytest.approx(0.75, abs=0.02)  # of 4 swaps 2 leave a side empty, and 1 is the run
