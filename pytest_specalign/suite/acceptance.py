@@ -29,6 +29,7 @@ from specalign.acceptance.report.text import loop_line
 from specalign.integrations.pair import described, load_pair, measure_pair
 from specalign.layer_ids import Convention
 from specalign.layer_ids.rewrite import write_text_atomically
+from specalign.leases.errors import LeaseError
 
 GOLDEN: pytest.StashKey[AcceptanceGolden] = pytest.StashKey()
 
@@ -54,17 +55,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def held(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Held:
     """The pair, measured and judged."""
-    device = "cpu"
-    if get_option(pytestconfig, "device") == "cuda":
-        try:
-            device = str(request.getfixturevalue("module_gpu_lease").torch_device)
-        except pytest.skip.Exception as skipped:  # asked for by name, so its absence is no reason to pass
-            pytest.fail(f"specalign: --specalign-device=cuda: {skipped}", pytrace=False)
+    device = _device(request)
     try:
         return _measure(pytestconfig, device)
     except ValueError as error:  # what cannot be read, does not fit, or is of another pair
         reason = str(error)
     pytest.fail(f"specalign: {reason}", pytrace=False)
+
+
+def _device(request: pytest.FixtureRequest) -> str:
+    """Where the pair runs. A GPU that was asked for by name and cannot be had is no reason to skip."""
+    if get_option(request.config, "device") != "cuda":
+        return "cpu"
+    try:
+        return str(request.getfixturevalue("module_gpu_lease").torch_device)
+    except (pytest.skip.Exception, LeaseError) as error:
+        reason = str(error)
+    pytest.fail(f"specalign: --specalign-device=cuda: {reason}", pytrace=False)
 
 
 def test_length(held: Held, request: pytest.FixtureRequest) -> None:

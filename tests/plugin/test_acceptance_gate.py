@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from specalign.golden.catalog import entries, leftovers
 from tests.plugin.support import ROOT, WORKERS, Run
 
 HEAD = """
@@ -208,6 +209,8 @@ def test_tests_share_a_golden_and_no_other_report_takes_it_for_one_of_its_own(
     result.assert_outcomes(passed=2)
     assert "unused" not in result.stdout.str()
     assert "COLLISION" not in result.stdout.str()
+    assert entries(golden(kept).parent) == []  # what specalign golden lists
+    assert leftovers(kept) == []  # and what it removes
     for name in ("test_it.py", "test_other.py"):
         (kept / name).unlink()
     (kept / "test_plain.py").write_text("def test_p():\n    pass\n")

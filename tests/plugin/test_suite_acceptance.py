@@ -13,7 +13,7 @@ import pytest
 
 from specalign.acceptance import read_prompts
 from specalign.acceptance.golden_file import AcceptanceGolden, write_golden
-from tests.plugin.support import ROOT, Run
+from tests.plugin.support import ROOT, Gpus, Run
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -107,10 +107,14 @@ def test_what_is_missing_is_one_line(run: Run, options: list[str], pytester: pyt
     assert "INTERNALERROR" not in result.stdout.str()
 
 
-def test_a_gpu_that_was_asked_for_and_is_not_there_fails(run: Run, options: list[str]) -> None:
-    result = run(*SUITE, *options, "--specalign-device=cuda", "-k", "length", CUDA_VISIBLE_DEVICES="")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["specalign: --specalign-device=cuda: *"])
+def test_a_gpu_that_was_asked_for_and_cannot_be_had_fails(run: Run, options: list[str], gpus: Gpus) -> None:
+    """One that is not there, and one of this machine's that torch does not see."""
+    asked = (*SUITE, *options, "--specalign-device=cuda", "-k", "length")
+    for count in (0, 1):
+        gpus(count)
+        result = run(*asked, CUDA_VISIBLE_DEVICES="")
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["specalign: --specalign-device=cuda: *"])
 
 
 def test_the_example_of_the_docs_runs(run: Run, place: Path, pytester: pytest.Pytester) -> None:
