@@ -8,11 +8,17 @@ import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_specalign.suite import acceptance as suite
 from specalign.acceptance import read_prompts
+from specalign.acceptance.gate import judge
 from specalign.acceptance.golden_file import AcceptanceGolden, write_golden
+from specalign.acceptance.report import Measured
+from specalign.acceptance.table import LoopCheck, Table
 from tests.plugin.support import ROOT, Gpus, Run
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -94,6 +100,37 @@ def test_a_golden_that_says_no_dtype_is_not_guessed(
 ) -> None:
     write_golden(dataclasses.replace(golden, pair={"model": "mine"}), pytester.path / "golden.json")
     run(*SUITE, *options, "-k", "length").stdout.fnmatch_lines(["specalign: the golden was measured in dtype ''*"])
+
+
+def test_each_concern_fails_its_own_test_and_a_loop_that_differs_fails_too(golden: AcceptanceGolden) -> None:
+    """Called as functions: no model makes the real loop differ from the replay."""
+    run = golden.counts[:5]
+    verdict = judge(dataclasses.replace(golden, counts=run), run)
+    assert [problem.concern for problem in verdict.found] == ["prompts"]
+    table = Table((), (LoopCheck("right", 5, ("p1",)),), DEPTH, 20, run)
+    held = suite.Held(Measured(table, "t", "d", "p", {}, 1.0), verdict)
+    told: list[str] = []
+    node = SimpleNamespace(stash=pytest.Stash(), user_properties=[], add_report_section=lambda *parts: told.append(parts[-1]))
+    request: Any = SimpleNamespace(node=node)
+    suite.test_length(held, request)
+    suite.test_position(1, held, request)
+    suite.test_clears_the_dead_control(held, request)
+    with pytest.raises(pytest.fail.Exception, match="5 prompts with rounds can show no drop"):
+        suite.test_prompts_show_a_drop(held, request)
+    with pytest.raises(pytest.fail.Exception, match="the real loop and the replay count different rounds"):
+        suite.test_the_loop_counts_what_the_replay_counts(held, request)
+    verdicts = {
+        json.loads(value)["name"]: json.loads(value)["verdict"] for name, value in node.user_properties if "comparison" in name
+    }
+    assert verdicts == {
+        "length": "equal",
+        "position 1": "equal",
+        "dead control": "equal",
+        "prompts": "not-proven",
+        "loop": "different",
+    }
+    assert told[0].startswith("FAIL: acceptance length")
+    assert told[-1] == "real loop, 'right': 5 prompts, OTHER rounds on 1: p1"
 
 
 def test_what_is_missing_is_one_line(run: Run, options: list[str], pytester: pytest.Pytester) -> None:
