@@ -125,6 +125,9 @@ def test_lines_end_at_newlines_only_and_windows_ends_are_taken(file: Path) -> No
         pytest.param(
             b"\n" + lines({"prompt": "a"}, MT_BENCH[0]), ", line 3: a line of mt-bench, and line 2 is one of jsonl", id="mixed"
         ),
+        pytest.param(
+            lines({"prompt": "a"}, {"prompt": "b"}, MT_BENCH[0]), ", line 3: a line of mt-bench, and line 1 is", id="mixed late"
+        ),
         pytest.param(lines({"prompt": ""}), ", line 1: prompt is a text without characters, and", id="an empty prompt"),
         pytest.param(lines({"prompt": " \n"}), ", line 1: prompt is a text without characters, and", id="a blank prompt"),
         pytest.param(lines({"text": None}), ", line 1: text is null, and a text that is not blank", id="no prompt"),
@@ -160,6 +163,9 @@ def test_lines_end_at_newlines_only_and_windows_ends_are_taken(file: Path) -> No
         ),
         pytest.param(gzip.compress(b"x" * 999)[:-9], ": packed with gzip, and damaged or cut short", id="half a gzip file"),
         pytest.param(b"\x1f\x8b" + b"\xff" * 40, ": packed with gzip, and damaged or cut short", id="no gzip file"),
+        pytest.param(
+            gzip.compress(b"x" * 999)[:10] + b"\xff" * 20, ": packed with gzip, and damaged or cut short", id="damaged inside"
+        ),
         pytest.param(gzip.compress(b""), ": no prompt in it", id="nothing, packed"),
     ],
 )

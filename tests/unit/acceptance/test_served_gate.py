@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specalign.acceptance import AcceptanceError, PromptRounds, Served, measure, read_served
-from specalign.acceptance.golden_file import AcceptanceGolden, golden_of
+from specalign.acceptance import AcceptanceError, PromptRounds, Round, Served, measure, read_served
+from specalign.acceptance.golden_file import AcceptanceGolden, KnownRow, golden_of
+from specalign.acceptance.metrics import Interval
 from specalign.acceptance.served_gate import format_served_verdict, judge_served
 from tests.unit.acceptance.made_runs import DEAD, PAIR, RIGHT, SHIFTED, UNNORMED, drawn, table
 
@@ -169,3 +170,30 @@ def test_rounds_that_were_cut_short_are_of_the_golden_depth_and_an_unknown_depth
     unknown = judge_served(golden, dataclasses.replace(whole, proposed=None))
     assert unknown.ok
     assert "do not tell how many drafts a chain has: serve the pair with the golden's 4" in format_served_verdict(unknown)
+
+
+def test_positions_share_one_level(golden: AcceptanceGolden) -> None:
+    """Of four positions each has 2.5% / 4 on the side of a drop: 2.498 standard errors in place of 1.960."""
+    rates = measure(golden.counts).per_position
+    four, one = (judge_served(golden, served(golden.counts, per_position=rates[:told])) for told in (4, 1))
+    wide, narrow = four.position_drops[0], one.position_drops[0]
+    assert (wide.high - wide.low) / (narrow.high - narrow.low) == pytest.approx(2.498 / 1.960, rel=1e-3)
+
+
+def test_prompts_that_all_agree_still_have_the_error_of_their_rounds() -> None:
+    """80 prompts with the same two rounds, 3 tokens and 1: their spread is 0, that of 160 rounds 1 / sqrt(160) = 0.0791."""
+    counts = tuple(PromptRounds(f"p{i}", (Round(2, 2, 3), Round(2, 0, 1))) for i in range(80))
+    figures = measure(counts)
+    dead = KnownRow("random head", False, Interval(1.0, 1.0, 1.0), (0.0,))
+    right = KnownRow("right", False, figures.length, figures.per_position)
+    alike = AcceptanceGolden(PAIR, 2, 5, counts, (right, dead))
+    assert figures.length.low == figures.length.high
+    found = judge_served(alike, served(counts))
+    assert found.visible == pytest.approx(1.96 * math.hypot(0.0791, 0.0791), rel=1e-3)
+    half = found.position_drops[0]  # a rate of a half: 0.5 / sqrt(160) = 0.0395 on each side, at 2.241 of them for two positions
+    assert (half.high - half.low) / 2 == pytest.approx(2.2414 * math.hypot(0.0395, 0.0395), rel=2e-3)
+
+
+def test_the_length_is_the_one_that_the_engine_gives_though_its_bounds_are_wider(golden: AcceptanceGolden) -> None:
+    right = golden.rows[0].length.value
+    assert judge_served(golden, served(golden.counts, low=right - 0.04)).length.value == pytest.approx(right)
