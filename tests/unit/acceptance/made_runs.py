@@ -19,10 +19,11 @@ def drawn(seed: int, chances: tuple[float, ...], prompts: int = 80, tokens: int 
     rng = np.random.default_rng(seed)
     found = []
     for place in range(prompts):
+        own = [chance + float(hardness[place]) * (chances[0] > 0.1) for chance in chances]
         rounds, known = [], 1
         while known < tokens:
             accepted = 0
-            while accepted < 4 and rng.random() < np.clip(chances[accepted] + hardness[place] * (chances[0] > 0.1), 0, 1):
+            while accepted < 4 and rng.random() < own[accepted]:
                 accepted += 1
             rounds.append(Round(4, accepted, accepted + 1))
             known += accepted + 1
