@@ -106,15 +106,15 @@ def score_keys(scores: Tensor, *, zeros: Zeros = "equal") -> Tensor:
     return torch.where(bits < 0, -magnitude - int(zeros == "signed"), magnitude)
 
 
-def refuse_nan(scores: Tensor, name: str = "scores") -> None:
-    """Raise `RoutingError` for the first NaN of `[T, E]` in row-major order. Waits for the device."""
-    wrong = scores.isnan()
+def refuse_nan(scores: Tensor, name: str = "scores", *, infinite: bool = False) -> None:
+    """Raise `RoutingError` for the first NaN of `[T, E]`, row-major; with `infinite`, for ±inf too. Waits for the device."""
+    wrong = ~scores.isfinite() if infinite else scores.isnan()
     if not wrong.any():
         return
     token, expert = wrong.nonzero()[0].tolist()
     raise RoutingError(
-        f"{name}[{token}, {expert}] is NaN (token {token}, expert {expert}; {int(wrong.sum())} in all): a NaN has no place in an"
-        " order. Look at the router's input and weight for this token"
+        f"{name}[{token}, {expert}] is {scores[token, expert].item()} (token {token}, expert {expert}; {int(wrong.sum())} in all)"
+        " and has no place in the order of experts. Look at the router's input, weight and bias"
     )
 
 

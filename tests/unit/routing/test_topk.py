@@ -133,7 +133,7 @@ def test_gradients_flow_to_the_chosen_scores_only() -> None:
 def test_the_first_nan_is_named(dtype: torch.dtype) -> None:
     scores = torch.zeros(4, 5, dtype=dtype)
     scores[2, 1] = scores[2, 3] = scores[3, 0] = float("nan")
-    with pytest.raises(RoutingError, match=r"scores\[2, 1\] is NaN \(token 2, expert 1; 3 in all\)"):
+    with pytest.raises(RoutingError, match=r"scores\[2, 1\] is nan \(token 2, expert 1; 3 in all\)"):
         ordered_topk(scores, 2)
 
 
