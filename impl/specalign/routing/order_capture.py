@@ -18,6 +18,7 @@ Not seen: a fused kernel that bypasses the seat (refused where Megatron's config
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
@@ -25,7 +26,7 @@ from typing import Any, NoReturn, TypeAlias
 from torch import Tensor, nn
 
 from specalign.routing.errors import RoutingError
-from specalign.routing.topk import Order, ordered_topk
+from specalign.routing.topk import CheckNan, Order, ordered_topk, tied
 
 ReadIds: TypeAlias = Callable[[Any], Tensor]
 TopKFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
@@ -163,15 +164,24 @@ class _Uncopied:
 class _Seat(_Uncopied):
     """What sits in `router_replay`: makes the choice, or lets the one who sat there before make it, and keeps its order."""
 
-    def __init__(self, capture: OrderCapture, before: Any, order: Order) -> None:
+    def __init__(self, capture: OrderCapture, before: Any, order: Order, check: CheckNan) -> None:
         super().__init__(self.get_replay_topk, capture)
-        self._before, self._order = before, order
+        self._before, self._order, self._check = before, order, check
 
     def get_replay_topk(
-        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopKFunction
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: TopKFunction | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(values, ids), as megatron-core's `RouterReplay` has it."""
-        choose = default_compute_topk if group_topk else self._choose
+        if default_compute_topk is None:
+            raise RoutingError(
+                f"this {self.capture._name} gave no top-k of its own: its routing is of a kind that is not known here"
+            )
+        choose = default_compute_topk if group_topk else functools.partial(self._choose, default_compute_topk)
         if self._before is None:
             values, ids = choose(scores, topk, num_groups=num_groups, group_topk=group_topk)
         else:
@@ -184,29 +194,48 @@ class _Seat(_Uncopied):
             raise AttributeError(name)
         return getattr(self._before, name)
 
-    def _choose(self, scores: Tensor, topk: int, num_groups: Any = None, group_topk: Any = None) -> tuple[Tensor, Tensor]:
-        ids, values = ordered_topk(scores, topk, order=self._order)
+    def _choose(
+        self, default: TopKFunction, scores: Tensor, topk: int, num_groups: Any = None, group_topk: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        ids, values = ordered_topk(scores, topk, order=self._order, check_nan=self._check)
+        if self._check == "sync":
+            self._refuse_others(ids, default(scores, topk, num_groups, group_topk)[1], tied(scores, topk))
         return values, ids
 
+    def _refuse_others(self, ours: Tensor, theirs: Tensor, free: Tensor) -> None:
+        """A router whose own choice is no top-k of its scores, a table of tokens for example, must not get one from here."""
+        other = (ours.sort(1).values != theirs.sort(1).values).any(1) & ~free
+        if other.any():
+            token = int(other.nonzero()[0])
+            raise RoutingError(
+                f"token {token} of this {self.capture._name}: its own choice is {theirs[token].tolist()}, the highest scores have"
+                f" {ours[token].tolist()}, and none is tied; {int(other.sum())} tokens in all. It does not choose by score: use"
+                " capture_ids on what it returns"
+            )
 
-def capture_order(router: nn.Module, *, order: Order = "engine", around: str = "forward") -> OrderCapture:
+
+def capture_order(
+    router: nn.Module, *, order: Order = "engine", around: str = "forward", check: CheckNan = "sync"
+) -> OrderCapture:
     """Install on one megatron-core router: its top-k stands in `order`, and `take()` hands each forward's ids over.
 
     Args:
         router: a `TopKRouter`, or any module that asks `self.router_replay` for its top-k as that one does.
         order: of the slots where no groups limit the choice; see `specalign.routing.topk`.
         around: the method in which one top-k happens. An order belongs to a call of it: if the call raises, the order goes.
+        check: `sync` looks for NaN, and whether the router itself would take the same experts where none is tied, which waits
+            for the device twice a forward; `off` trusts both.
 
     Raises:
         RoutingError: the router has no such seat, its fused kernel would bypass it, or a capture is on it already; from inside
-            the forward: the order of the last one was not taken, no top-k came by, or more than one.
+            the forward: the order of the last one was not taken, no top-k came by or more than one, or what `check` finds.
     """
     if not hasattr(router, SEAT):
         raise RoutingError(f"{type(router).__name__} has no {SEAT}: use capture_ids with the method whose result holds the ids")
     if getattr(getattr(router, "config", None), "moe_router_fusion", False):
         raise RoutingError(f"moe_router_fusion of this {type(router).__name__} is on: its kernel never asks {SEAT}. Turn it off")
     capture = _new(router, around)
-    capture._put(SEAT, _Seat(capture, getattr(router, SEAT), order))
+    capture._put(SEAT, _Seat(capture, getattr(router, SEAT), order, check))
     capture._put(around, capture._bracket(None))
     return capture
 

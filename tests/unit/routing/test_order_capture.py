@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -181,6 +183,16 @@ def test_another_router_is_untouched_bit_for_bit() -> None:
         assert now == functions
 
 
+def test_importing_this_changes_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = SeatedRouter()
+    for name in [name for name in sys.modules if name.startswith("specalign.routing")]:
+        monkeypatch.delitem(sys.modules, name)
+    before, inside = router(hidden()), state(router)
+    assert import_module("specalign.routing.order_capture").capture_order is not capture_order  # imported anew
+    assert torch.equal(bits(router(hidden())), bits(before))
+    assert state(router) == inside
+
+
 def test_grouped_routing_keeps_its_bits_and_its_order() -> None:
     router = SeatedRouter(group_topk=1)
     router.weight.data.zero_()  # all scores tie: whatever the top-k does with ties must stay
@@ -208,6 +220,51 @@ def test_a_replay_that_sat_there_still_decides() -> None:
         assert capture.take().tolist() == [[2, 1, 0]] * TOKENS
         assert router.router_replay.seen == 2  # type: ignore[attr-defined]  # its own attributes are still to be read there
     assert router.router_replay is replay
+
+
+class TableRouter(SeatedRouter):
+    """A router whose experts stand in a table."""
+
+    def choose(
+        self, scores: Tensor, topk: int, num_groups: int | None = None, group_topk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        ids = torch.arange(topk).expand(len(scores), topk)
+        return scores.gather(1, ids), ids
+
+
+def test_a_router_that_does_not_choose_by_score_is_refused() -> None:
+    router = TableRouter()
+    with capture_order(router) as capture:
+        with pytest.raises(
+            RoutingError, match=r"token 1 of this TableRouter: its own choice is \[0, 1, 2\], .* does not choose by score"
+        ):
+            router(hidden())
+        assert not capture.pending
+    with capture_order(router, check="off") as capture:
+        router(hidden())
+        assert capture.pending
+
+
+def test_where_the_last_score_is_tied_the_lowest_experts_are_taken_whatever_the_router_would() -> None:
+    router = TableRouter()
+    router.choose = lambda scores, topk, *groups: SeatedRouter.choose(router, scores.flip(1), topk)  # type: ignore[method-assign]
+    router.weight.data.zero_()
+    with capture_order(router) as capture:
+        router(hidden())
+        assert capture.take().tolist() == [[0, 1, 2]] * TOKENS
+
+
+def test_a_nan_stops_a_captured_router() -> None:
+    router = SeatedRouter()
+    with capture_order(router), pytest.raises(RoutingError, match=r"scores\[0, 0\] is nan"):
+        router(hidden() * float("nan"))
+
+
+def test_a_router_without_a_top_k_of_its_own_is_refused() -> None:
+    router = SeatedRouter()
+    router.choose = None  # type: ignore[assignment,method-assign]
+    with capture_order(router), pytest.raises(RoutingError, match="gave no top-k of its own"):
+        router(hidden())
 
 
 def test_any_module_is_captured_by_its_result() -> None:
