@@ -183,17 +183,22 @@ class RoutingReplay:
             return self._recompute(scores, self._cursors)
         if self._mode == "replay":
             return self._forward(scores, self._cursors)
-        return self._record(scores, self._cursors, lambda: compute(scores, topk, num_groups=num_groups, group_topk=group_topk))
+        return self._record(
+            scores, self._cursors, lambda live: compute(live, topk, num_groups=num_groups, group_topk=group_topk)[1]
+        )
 
-    def _record(self, scores: Tensor, cursors: Cursors, choose: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _record(self, scores: Tensor, cursors: Cursors, choose: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         at = cursors.next_forward()
-        values, ids = choose()
+        # Chosen without a graph and gathered as a replay gathers: a checkpoint counts what autograd saves, and the recomputation
+        # does not choose. Not under no_grad, which makes megatron-core 0.19 choose in another column order.
+        ids = choose(scores.detach())
         kept = self._own(ids, at)
         self._check_rows(kept, scores, at)
         self._scores.forward(at, scores)
         self._kept.append(kept)
         cursors.forward_done()
-        return values, ids
+        index = ids.to(torch.int64)
+        return scores.gather(1, index), index
 
     def _forward(self, scores: Tensor, cursors: Cursors) -> tuple[Tensor, Tensor]:
         at = cursors.next_forward()
