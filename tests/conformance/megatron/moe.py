@@ -39,25 +39,23 @@ def one_rank(folder: Path) -> Iterator[None]:
 
 
 def gpt(*, experts: int | None = EXPERTS, **config: Any) -> Any:
-    """The model, in training mode; `config` is Megatron's own."""
+    """The model on the CPU, in training mode; `config` is Megatron's own."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     torch.manual_seed(0)
-    with_experts = (
-        {"num_moe_experts": experts, "moe_router_topk": TOPK, "moe_token_dispatcher_type": "allgather"} if experts else {}
-    )
-    settings = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=WIDTH,
-        num_attention_heads=2,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        add_bias_linear=False,
-        **{**with_experts, **config},
-    )
+    plain = {
+        "num_layers": LAYERS,
+        "hidden_size": WIDTH,
+        "num_attention_heads": 2,
+        "use_cpu_initialization": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "add_bias_linear": False,
+    }
+    routed = {"num_moe_experts": experts, "moe_router_topk": TOPK, "moe_token_dispatcher_type": "allgather"} if experts else {}
+    settings = TransformerConfig(**{**plain, **routed, **config})
     spec = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization="RMSNorm")
     return GPTModel(settings, spec, vocab_size=VOCAB, max_sequence_length=32)
 
@@ -66,12 +64,18 @@ def tokens(seed: int) -> Tensor:
     return torch.randint(0, VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
+def token_losses(model: Any, seed: int) -> Tensor:
+    """The loss of each token of microbatch `seed`, `[batch, length]`, where the model is."""
+    device = next(model.parameters()).device
+    mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=device), diagonal=1)[None, None]
+    positions = torch.arange(LENGTH, device=device).expand(BATCH, LENGTH)
+    found: Tensor = model(tokens(seed).to(device), positions, mask, labels=tokens(1000 + seed).to(device))
+    return found
+
+
 def loss_of(model: Any, seed: int) -> Tensor:
     """The loss of microbatch `seed`, summed."""
-    mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), diagonal=1)[None, None]
-    positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
-    loss: Tensor = model(tokens(seed), positions, mask, labels=tokens(1000 + seed)).sum()
-    return loss
+    return token_losses(model, seed).sum()
 
 
 def forward_backward(model: Any, seeds: range, *, ahead: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -85,11 +89,15 @@ def forward_backward(model: Any, seeds: range, *, ahead: int) -> tuple[list[Tens
             waiting.pop(0).backward()
     for loss in waiting:
         loss.backward()
-    return losses, [parameter.grad.clone() for parameter in model.parameters()]
+    return losses, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(
-        one.dtype == other.dtype and torch.equal(one.view(torch.int32), other.view(torch.int32))
+        (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(raw(one), raw(other))
         for one, other in zip(ours, theirs, strict=True)
     )
+
+
+def raw(values: Tensor) -> Tensor:
+    return values.contiguous().reshape(-1).view(torch.uint8)

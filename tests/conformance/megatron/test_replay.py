@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,24 @@ def routers(model: nn.Module) -> list[Any]:
 def chosen_elsewhere(ids: Tensor) -> Tensor:
     """Other experts, as far away as they go."""
     return (ids + EXPERTS // 2) % EXPERTS
+
+
+def test_what_routers_call_has_the_signature_and_the_results_of_megatrons_own_replay() -> None:
+    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+    parameters = [list(inspect.signature(one.get_replay_topk).parameters) for one in (RoutingReplay, RouterReplay)]
+    assert parameters[0] == parameters[1]
+    theirs, ours = RouterReplay(), replay()
+    RouterReplay.global_router_replay_instances.remove(theirs)
+    generator = torch.Generator().manual_seed(0)
+    scores = [torch.randn(7, EXPERTS, generator=generator) for _ in range(2)]
+    ids = scores[0].topk(TOPK, dim=1).indices
+    theirs.set_target_indices(ids)
+    theirs.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    ours.add(ids)
+    ours.begin("replay", microbatches=1)
+    for mine, other in zip(ours.get_replay_topk(scores[1], TOPK), theirs.get_replay_topk(scores[1], TOPK), strict=True):
+        assert same_bits([mine], [other])
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2], ids="{} forwards ahead".format)
