@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch import Tensor  # noqa: E402
 
+from pytest_specalign.determinism import Determinism  # noqa: E402
 from specalign.integrations.megatron_replay import install  # noqa: E402
 from specalign.routing.errors import RoutingError  # noqa: E402
 from specalign.routing.replay_group import ReplayGroup  # noqa: E402
@@ -22,7 +23,6 @@ from tests.conformance.megatron.moe import EXPERTS, forward_backward, gpt, loss_
 from tests.unit.routing.replays import Layer, ids, recomputed, replay, route, scores  # noqa: E402
 
 pytestmark = [
-    pytest.mark.usefixtures("deterministic"),
     pytest.mark.filterwarnings("ignore"),  # of megatron-core itself, about what is not installed beside it
 ]
 
@@ -49,13 +49,18 @@ def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+@pytest.fixture
+def megatron(parallel: None, deterministic: Determinism) -> None:
+    """Without torch's deterministic kernels its own sums differ from run to run."""
+
+
 def on_gpu(dtype: torch.dtype, **config: Any) -> Any:
     precision = {"params_dtype": dtype, "bf16": dtype is torch.bfloat16, "masked_softmax_fusion": False}
     return gpt(**precision, **config).to("cuda", dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_loss_and_gradients_are_those_of_the_model_without_replay_bit_for_bit(parallel: None, dtype: torch.dtype) -> None:
+def test_loss_and_gradients_are_those_of_the_model_without_replay_bit_for_bit(megatron: None, dtype: torch.dtype) -> None:
     plain = forward_backward(on_gpu(dtype), SEEDS, ahead=1)
     model = on_gpu(dtype)
     with install(model) as replays:
@@ -69,7 +74,7 @@ def test_loss_and_gradients_are_those_of_the_model_without_replay_bit_for_bit(pa
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_recomputation_replays_the_columns_of_its_forward(parallel: None, dtype: torch.dtype) -> None:
+def test_recomputation_replays_the_columns_of_its_forward(megatron: None, dtype: torch.dtype) -> None:
     """The live model's may differ: 0.19 sorts the experts in the recomputation and not in the forward."""
     model = on_gpu(dtype, **FULL)
     with install(model) as replays:
@@ -82,7 +87,7 @@ def test_recomputation_replays_the_columns_of_its_forward(parallel: None, dtype:
             assert same_bits(replayed[1], recorded[1])
 
 
-def test_what_a_pass_without_gradients_recorded_is_replayed_in_training(parallel: None) -> None:
+def test_what_a_pass_without_gradients_recorded_is_replayed_in_training(megatron: None) -> None:
     model = on_gpu(torch.bfloat16)
     with install(model) as replays:
         with torch.inference_mode(), replays.recording(1):
@@ -93,7 +98,7 @@ def test_what_a_pass_without_gradients_recorded_is_replayed_in_training(parallel
     assert same_bits([again.detach()], [first])
 
 
-def test_other_ids_give_another_loss(parallel: None) -> None:
+def test_other_ids_give_another_loss(megatron: None) -> None:
     model = on_gpu(torch.bfloat16)
     with install(model) as replays:
         with replays.recording(1):
@@ -106,7 +111,7 @@ def test_other_ids_give_another_loss(parallel: None) -> None:
     assert not same_bits([first], [other])
 
 
-def test_backwards_in_another_order_than_was_said_are_found_when_the_pass_ends(parallel: None) -> None:
+def test_backwards_in_another_order_than_was_said_are_found_when_the_pass_ends(megatron: None) -> None:
     model = on_gpu(torch.float32, **FULL)
     with install(model) as replays:
         with replays.recording(2, recomputations=1):

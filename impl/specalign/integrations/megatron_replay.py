@@ -123,7 +123,11 @@ def find_routers(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[Route
 
 
 def _is_router(module: nn.Module) -> bool:
-    return hasattr(module, "router_replay") and any(base.__name__ == "TopKRouter" for base in type(module).__mro__)
+    return _is_a(module, "TopKRouter")
+
+
+def _is_a(module: nn.Module, name: str) -> bool:
+    return any(base.__name__ == name for base in type(module).__mro__)
 
 
 def _place(name: str, router: Any) -> RouterPlace:
@@ -144,6 +148,8 @@ def _select(found: Mapping[RouterPlace, nn.Module], patterns: Sequence[str]) -> 
 def _refuse_bypass(place: RouterPlace, router: Any, *, allow_live_aux_loss: bool) -> None:
     """Raises for what would make the router choose live beside its replay."""
     config = router.config
+    if not hasattr(router, "router_replay"):
+        raise RoutingError(f"{place.name}: this megatron-core's routers ask no router_replay: it needs 0.16 or newer")
     if isinstance(router.router_replay, RoutingReplay):
         raise RoutingError(f"{place.name} has a replay already ({router.router_replay.name}): remove() that one first")
     if getattr(config, "moe_router_fusion", False):
@@ -151,7 +157,7 @@ def _refuse_bypass(place: RouterPlace, router: Any, *, allow_live_aux_loss: bool
     kind = getattr(router, "routing_type", None)
     if kind in BYPASSED:
         raise RoutingError(f"{place.name}: load balancing by {kind} chooses experts without asking the replay")
-    if any(base.__name__ == "InferenceTopKRouter" for base in type(router).__mro__):
+    if _is_a(router, "InferenceTopKRouter"):
         raise RoutingError(f"{place.name}: InferenceTopKRouter routes in compiled code. Use the training model's TopKRouter")
     if not allow_live_aux_loss and router.is_aux_loss_enabled():
         raise RoutingError(

@@ -14,8 +14,8 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def own_ids(ids: Tensor, *, num_experts: int, topk: int, where: str, pin: bool) -> Tensor:
     """A checked copy that shares memory with nothing: `[T, k]` int32 on the CPU, page-locked with `pin`.
 
-    A slice of an all-layer tensor would keep all of it alive, and a live tensor would change under the replay. The copy is no
-    inference tensor, so that ids recorded in `inference_mode` may enter training. It is a blocking copy.
+    A slice of an all-layer tensor would keep all of it alive, and a live tensor would change under the replay. It is a blocking
+    copy.
 
     Args:
         ids: `[T, k]`, any integer dtype, any device.
@@ -29,12 +29,11 @@ def own_ids(ids: Tensor, *, num_experts: int, topk: int, where: str, pin: bool) 
         raise RoutingError(f"{where}: expert ids are an integer tensor [tokens, {topk}], got {_kind(ids)}")
     if ids.dim() != 2 or ids.shape[1] != topk:
         raise RoutingError(f"{where}: expert ids have the shape {list(ids.shape)}, not [tokens, {topk}]")
-    with torch.inference_mode(False):
-        host = ids.detach().to("cpu")
-        check_range(host, num_experts, where)
-        check_distinct(host, where)
-        own = torch.empty(host.shape, dtype=torch.int32, pin_memory=pin)
-        return own.copy_(host)
+    host = ids.detach().to("cpu")
+    check_range(host, num_experts, where)
+    check_distinct(host, where)
+    own = torch.empty(host.shape, dtype=torch.int32, pin_memory=pin)
+    return own.copy_(host)
 
 
 def check_range(ids: Tensor, num_experts: int, where: str, axes: tuple[str, ...] = ("token", "slot")) -> None:
@@ -66,9 +65,11 @@ def check_distinct(ids: Tensor, where: str) -> None:
 
 
 def index_of(ids: Tensor, device: torch.device, *, pinned: bool) -> Tensor:
-    """`[T, k]` int64 on `device`, fresh each time: older torch gathers by int64 only, and a caller may write into it."""
-    with torch.inference_mode(False):
-        return ids.to(device, non_blocking=pinned).to(torch.int64)
+    """`[T, k]` int64 on `device`. Older torch gathers by int64 only.
+
+    It is a new tensor each time: a caller may write into it, and ids recorded in `inference_mode` may enter training.
+    """
+    return ids.to(device, non_blocking=pinned).to(torch.int64)
 
 
 def mark(values: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def mark(values: Tensor) -> Tensor:
 
     A weighted sum of the raw bits, modulo 2^64: integers, so that no order of summing changes it, and no wait for a GPU.
     """
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         bits = values.detach().contiguous().view(BITS[values.element_size()]).flatten().to(torch.int64)
         weights = torch.arange(len(bits), dtype=torch.int64, device=bits.device) * -7046029254386353131 + 1442695040888963407
         return ((bits + 1) * (weights | 1)).sum()

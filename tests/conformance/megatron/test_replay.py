@@ -113,6 +113,17 @@ def test_every_way_of_scoring_replays_to_the_same_bits(config: dict[str, Any]) -
     assert same_bits(replayed[1], plain[1])
 
 
+@pytest.mark.parametrize("without_graph", [torch.no_grad, torch.inference_mode])
+def test_what_a_pass_without_gradients_recorded_is_replayed_in_training(without_graph: Any) -> None:
+    model = gpt(**RECOMPUTED["full recomputation"][0])
+    with install(model) as replays:
+        with without_graph(), replays.recording(2):
+            first = [loss_of(model, seed).clone() for seed in range(2)]
+        with replays.replaying(2, recomputations=1):
+            again, _ = forward_backward(model, range(2), ahead=1)
+    assert same_bits(again, first)
+
+
 def test_ids_of_one_pass_decide_the_experts_of_another_model() -> None:
     """Weights moved on: only with the old ids does the new model give what its own experts at the old ids give."""
     model = gpt()

@@ -42,14 +42,19 @@ class Layer(torch.nn.Module):
 
     def __init__(self, one: RoutingReplay, seed: int = 0) -> None:
         super().__init__()
-        self.replay, self.seen = one, list[list[list[int]]]()
+        self.replay, self._chosen = one, list[Tensor]()
         weight = torch.randn(EXPERTS, EXPERTS, generator=torch.Generator().manual_seed(100 + seed))
         self.weight = torch.nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         probs, chosen = route(self.replay, x @ self.weight)
-        self.seen.append(chosen.tolist())
+        self._chosen.append(chosen.detach().clone())
         return x + torch.zeros_like(x).scatter(1, chosen, probs.softmax(dim=1))
+
+    @property
+    def seen(self) -> list[list[list[int]]]:
+        """The ids of each call. Waits for the GPU."""
+        return [chosen.tolist() for chosen in self._chosen]
 
 
 def recomputed(layer: torch.nn.Module, x: Tensor, *, reentrant: bool = False) -> Tensor:
