@@ -79,6 +79,9 @@ class MegatronReplay(ReplayGroup):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            for replay in self.replays:
+                replay.abandon()
         self.remove()
 
 

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from specalign.integrations.megatron_replay import install  # noqa: E402
 from specalign.routing.errors import RoutingError  # noqa: E402
+from specalign.routing.replay import RoutingReplay  # noqa: E402
 from tests.unit.routing.replays import EXPERTS, TOPK, choose, scores  # noqa: E402
 
 
@@ -79,8 +80,14 @@ def test_routers_that_ask_no_replay_are_refused(router: TopKRouter, message: str
         install(nn.Sequential(router, TopKRouter()))
 
 
-def test_an_exception_inside_the_block_removes_the_replays() -> None:
+def test_an_exception_inside_the_block_removes_the_replays_whatever_pass_is_open() -> None:
     router = TopKRouter()
-    with pytest.raises(KeyError), install(nn.Sequential(router)):
-        raise KeyError
+
+    def fail(one: RoutingReplay) -> None:
+        one.begin("record", microbatches=1)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), install(nn.Sequential(router)) as replays:
+        fail(replays.replays[0])
     assert router.router_replay is None
+    assert (replays.replays[0].mode, replays.replays[0].installed_on) == ("idle", None)
