@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from specalign.routing.errors import RoutingError
 from specalign.routing.replay_cursors import Cursors, Order
 
