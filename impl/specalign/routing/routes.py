@@ -169,7 +169,9 @@ class Permute:
         layout = self.layout
         check_rows("rows", rows, number=len(layout.positions))
         check_device("rows", rows, layout.positions)
-        result: Tensor = ops.scatter_op(rows.contiguous(), layout.positions, layout.padding_rows, True, layout.num_rows)
+        result: Tensor = ops.scatter_op(
+            rows.contiguous(), layout.positions.contiguous(), layout.padding_rows, True, layout.num_rows
+        )
         return result
 
     def quantize(self, rows: Tensor, *, mn_major: bool = False) -> tuple[Tensor, Tensor]:
@@ -202,7 +204,9 @@ class Combine:
         check_rows("rows", rows, number=layout.num_rows)
         check_device("rows", rows, layout.positions)
         check_weights(weights, layout.positions)
-        result: Tensor = ops.gather_op(rows.contiguous(), layout.positions, weights.contiguous(), layout.padding_rows, True)
+        result: Tensor = ops.gather_op(
+            rows.contiguous(), layout.positions.contiguous(), weights.contiguous(), layout.padding_rows, True
+        )
         return result
 
 
