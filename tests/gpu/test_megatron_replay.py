@@ -43,6 +43,8 @@ def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     try:
         parallel_state.initialize_model_parallel()
         tensor_parallel.model_parallel_cuda_manual_seed(0)
+        for dtype in DTYPES:  # what megatron-core keeps for good is no leak of the first test
+            forward_backward(on_gpu(dtype), SEEDS, ahead=1)
         yield
         parallel_state.destroy_model_parallel()
     finally:

@@ -16,18 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from specalign.routing.blanks import NOBODY, Blanks
-from specalign.routing.launches import Launch
+from specalign.routing.launches import Launch, launch_for
 from specalign.routing.reference import TREE
 from specalign.routing.scatter_kernels import width_of, write_blank
 
-GATHER: Final = Launch()
-BACKWARD: Final = Launch(block=TREE, warps=8)
+_WARPS: Final = 4
 _STEPS: Final = TREE.bit_length() - 1
 
 
-def gather_triton(rows: Tensor, positions: Tensor, weights: Tensor, launch: Launch = GATHER) -> Tensor:
+def gather_triton(rows: Tensor, positions: Tensor, weights: Tensor, launch: Launch | None = None) -> Tensor:
     """`reference.gather_reference` as a kernel: contiguous arguments, checked before."""
     result = rows.new_empty(len(positions), rows.shape[1])
+    launch = launch or launch_for("gather", rows.shape[1])
     if result.numel():
         _gather[(len(positions), launch.parts)](
             rows, positions, weights, result, rows.shape[1], positions.shape[1], launch.block, launch.parts,
@@ -37,17 +37,17 @@ def gather_triton(rows: Tensor, positions: Tensor, weights: Tensor, launch: Laun
 
 
 def gather_backward_triton(
-    grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, blanks: Blanks, launch: Launch = BACKWARD
+    grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, blanks: Blanks, unroll: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`reference.gather_backward_reference` as a kernel; the lanes are `TREE` whatever the launch."""
+    """`reference.gather_backward_reference` as a kernel."""
     routes = torch.empty_like(rows)
     dots = torch.zeros(positions.shape, dtype=torch.float32, device=rows.device)
     programs = len(positions) + len(blanks.rows)
     if routes.numel() and programs:
         _gather_backward[(programs,)](
             grad, rows, positions, weights, blanks.rows, routes, dots, len(positions), rows.shape[1], positions.shape[1],
-            triton.next_power_of_2(max(1, positions.shape[1])), blanks.listed, NOBODY, TREE, _STEPS,
-            num_warps=launch.warps, enable_fp_fusion=False,
+            triton.next_power_of_2(max(1, positions.shape[1])), blanks.listed, NOBODY, TREE, _STEPS, unroll,
+            num_warps=_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return routes, dots
 
@@ -72,7 +72,7 @@ def _gather(rows, positions, weights, result, WIDTH: tl.constexpr, SLOTS: tl.con
 @triton.jit
 def _gather_backward(grad, rows, positions, weights, blanks, routes, dots, tokens, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
                      SLOTS_2: tl.constexpr, LISTED: tl.constexpr, NOBODY: tl.constexpr, TREE: tl.constexpr,
-                     STEPS: tl.constexpr):  # fmt: skip
+                     STEPS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     if token >= tokens:
         write_blank(blanks, routes, token - tokens, WIDTH, LISTED, NOBODY, TREE, 1)
@@ -80,17 +80,27 @@ def _gather_backward(grad, rows, positions, weights, blanks, routes, dots, token
     slots = tl.arange(0, SLOTS_2)
     places = tl.load(positions + token * SLOTS + slots, mask=slots < SLOTS, other=-1).to(tl.int64)
     factors = tl.load(weights + token * SLOTS + slots, mask=slots < SLOTS, other=0.0)
-    columns = tl.arange(0, TREE)
     lanes = tl.zeros((SLOTS_2, TREE), dtype=tl.float32)
-    for begin in range(0, WIDTH, TREE):
-        inside = begin + columns < WIDTH
-        wanted = inside[None, :] & (places >= 0)[:, None]
-        offsets = places[:, None] * WIDTH + (begin + columns)[None, :]
-        values = tl.load(grad + token * WIDTH + begin + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-        route = tl.load(rows + offsets, mask=wanted, other=0.0).to(tl.float32)
-        tl.store(routes + offsets, (values * factors[:, None]).to(routes.dtype.element_ty), mask=wanted)
-        lanes = tl.fma(tl.broadcast_to(values, (SLOTS_2, TREE)), route, lanes)
+    if UNROLL:
+        for begin in tl.static_range(0, WIDTH, TREE):
+            lanes = _columns_backward(grad + token * WIDTH, rows, routes, places, factors, lanes, begin, WIDTH, SLOTS_2, TREE)
+    else:
+        for begin in range(0, WIDTH, TREE):
+            lanes = _columns_backward(grad + token * WIDTH, rows, routes, places, factors, lanes, begin, WIDTH, SLOTS_2, TREE)
     for step in tl.static_range(STEPS):
         lanes = tl.sum(tl.reshape(lanes, (SLOTS_2, TREE >> (step + 1), 2)), axis=2)
     total = tl.where(places >= 0, tl.reshape(lanes, (SLOTS_2,)), 0.0)
     tl.store(dots + token * SLOTS + slots, total, mask=slots < SLOTS)
+
+
+@triton.jit
+def _columns_backward(grad, rows, routes, places, factors, lanes, begin, WIDTH: tl.constexpr, SLOTS_2: tl.constexpr,
+                      TREE: tl.constexpr):  # fmt: skip
+    """The rows' gradients of `TREE` columns, and the lanes with these columns added."""
+    columns = begin + tl.arange(0, TREE)
+    wanted = (columns < WIDTH)[None, :] & (places >= 0)[:, None]
+    offsets = places[:, None] * WIDTH + columns[None, :]
+    values = tl.load(grad + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None, :]
+    route = tl.load(rows + offsets, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(routes + offsets, (values * factors[:, None]).to(routes.dtype.element_ty), mask=wanted)
+    return tl.fma(tl.broadcast_to(values, (SLOTS_2, TREE)), route, lanes)
