@@ -14,7 +14,7 @@ TRITON ?= triton==3.9.0
 MEGATRON ?= megatron-core==0.16.1
 SGLANG_VENV ?= .venv-sglang
 GPU_PYTHON ?= python3
-GPU_BENCHES ?= capture fingerprint record
+GPU_BENCHES ?= capture fingerprint record routing
 GPU_BENCH_ARGS ?= --record
 SGLANG_VERSIONS ?= 0.5.16 0.5.17 0.5.23
 FUZZ ?= tests/unit

@@ -37,7 +37,7 @@ def gather_triton(rows: Tensor, positions: Tensor, weights: Tensor, launch: Laun
 
 
 def gather_backward_triton(
-    grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, blanks: Blanks, unroll: bool = False
+    grad: Tensor, rows: Tensor, positions: Tensor, weights: Tensor, blanks: Blanks
 ) -> tuple[Tensor, Tensor]:
     """`reference.gather_backward_reference` as a kernel."""
     routes = torch.empty_like(rows)
@@ -46,7 +46,7 @@ def gather_backward_triton(
     if routes.numel() and programs:
         _gather_backward[(programs,)](
             grad, rows, positions, weights, blanks.rows, routes, dots, len(positions), rows.shape[1], positions.shape[1],
-            triton.next_power_of_2(max(1, positions.shape[1])), blanks.listed, NOBODY, TREE, _STEPS, unroll,
+            triton.next_power_of_2(max(1, positions.shape[1])), blanks.listed, NOBODY, TREE, _STEPS,
             num_warps=_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return routes, dots
@@ -72,7 +72,7 @@ def _gather(rows, positions, weights, result, WIDTH: tl.constexpr, SLOTS: tl.con
 @triton.jit
 def _gather_backward(grad, rows, positions, weights, blanks, routes, dots, tokens, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
                      SLOTS_2: tl.constexpr, LISTED: tl.constexpr, NOBODY: tl.constexpr, TREE: tl.constexpr,
-                     STEPS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+                     STEPS: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     if token >= tokens:
         write_blank(blanks, routes, token - tokens, WIDTH, LISTED, NOBODY, TREE, 1)
@@ -81,12 +81,8 @@ def _gather_backward(grad, rows, positions, weights, blanks, routes, dots, token
     places = tl.load(positions + token * SLOTS + slots, mask=slots < SLOTS, other=-1).to(tl.int64)
     factors = tl.load(weights + token * SLOTS + slots, mask=slots < SLOTS, other=0.0)
     lanes = tl.zeros((SLOTS_2, TREE), dtype=tl.float32)
-    if UNROLL:
-        for begin in tl.static_range(0, WIDTH, TREE):
-            lanes = _columns_backward(grad + token * WIDTH, rows, routes, places, factors, lanes, begin, WIDTH, SLOTS_2, TREE)
-    else:
-        for begin in range(0, WIDTH, TREE):
-            lanes = _columns_backward(grad + token * WIDTH, rows, routes, places, factors, lanes, begin, WIDTH, SLOTS_2, TREE)
+    for begin in range(0, WIDTH, TREE):
+        lanes = _columns_backward(grad + token * WIDTH, rows, routes, places, factors, lanes, begin, WIDTH, SLOTS_2, TREE)
     for step in tl.static_range(STEPS):
         lanes = tl.sum(tl.reshape(lanes, (SLOTS_2, TREE >> (step + 1), 2)), axis=2)
     total = tl.where(places >= 0, tl.reshape(lanes, (SLOTS_2,)), 0.0)
