@@ -1,6 +1,6 @@
 """Property-check classes that users subclass. They need hypothesis: `pip install 'pytest-specalign[hypothesis]'`.
 
-`CaptureContract` and `DraftNormContract` need torch as well; it is imported when one of them is first asked for.
+`CaptureContract`, `DraftNormContract` and `RoutingContract` need torch as well; it is imported when one of them is first asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pytest_specalign.contracts.layer_ids import LayerIdContract
 if TYPE_CHECKING:
     from pytest_specalign.contracts.capture import CaptureContract
     from pytest_specalign.contracts.draft_norm import DraftNormContract
+    from pytest_specalign.contracts.routing import RoutingContract
 
 __all__ = [
     "CaptureContract",
@@ -23,10 +24,11 @@ __all__ = [
     "ContractResult",
     "DraftNormContract",
     "LayerIdContract",
+    "RoutingContract",
     "run_contract",
 ]
 
-_ON_DEMAND: Final = {"CaptureContract": "capture", "DraftNormContract": "draft_norm"}
+_ON_DEMAND: Final = {"CaptureContract": "capture", "DraftNormContract": "draft_norm", "RoutingContract": "routing"}
 
 
 def __getattr__(name: str) -> Any:

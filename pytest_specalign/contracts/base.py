@@ -34,6 +34,7 @@ class _Property:
     cases: Callable[[Any], Strategy]
     examples: Callable[[Any], Sequence[Any]]
     when: Callable[[Any], bool]
+    unseen: Callable[[Any], str | None]
 
 
 def holds_for(
@@ -41,6 +42,7 @@ def holds_for(
     *,
     examples: Callable[[Any], Sequence[Any]] = lambda cls: (),
     when: Callable[[Any], bool] = lambda cls: True,
+    unseen: Callable[[Any], str | None] = lambda cls: None,
 ) -> Callable[[Body], Body]:
     """Marks `check_<name>(self, case)` as a property of a contract.
 
@@ -48,10 +50,11 @@ def holds_for(
         cases: given the leaf class, the strategy that `case` is drawn from. Called when the test runs.
         examples: given the leaf class, cases that always run first. Called when the class is created, if it is complete.
         when: given the leaf class, whether the property applies at all. Called when the class is created.
+        unseen: given the leaf class, why the property cannot be looked at, or None. Its test is then skipped with this reason.
     """
 
     def mark(body: Body) -> Body:
-        setattr(body, _PROPERTY, _Property(cases, examples, when))
+        setattr(body, _PROPERTY, _Property(cases, examples, when, unseen))
         return body
 
     return mark
@@ -72,6 +75,12 @@ def violated(message: str) -> NoReturn:
     """Fails the property. An `AssertionError`, so that hypothesis' note on the failing case is shown with it."""
     __tracebackhide__ = True
     raise AssertionError(message) from None
+
+
+def not_looked_at(reason: str) -> NoReturn:
+    """Skips the property, and says so: what was not looked at has not passed."""
+    __tracebackhide__ = True
+    pytest.skip(f"not looked at: {reason}")
 
 
 class Contract:
@@ -126,12 +135,24 @@ def _create_test(cls: type[Contract], name: str, body: Callable[..., None]) -> N
     if not declared.when(cls):
         setattr(cls, test_name, _NO_TEST)  # hides an inherited one
         return
+    reason = declared.unseen(cls)
+    if reason is not None:
+        setattr(cls, test_name, _skipping(reason))
+        return
     test = hypothesis.given(case=st.deferred(lambda: declared.cases(cls)))(_copied(body, cls, test_name))
     for case in reversed(declared.examples(cls) if cls.declaration_problem() is None else ()):
         test = hypothesis.example(case=case)(test)
     test = (cls.settings or hypothesis.settings(deadline=None, report_multiple_bugs=False))(test)
     setattr(test, _GENERATED, True)
     setattr(cls, test_name, test)
+
+
+def _skipping(reason: str) -> Callable[..., None]:
+    def test(self: Contract) -> None:
+        not_looked_at(reason)
+
+    setattr(test, _GENERATED, True)
+    return test
 
 
 def _copied(body: Callable[..., None], cls: type, test_name: str) -> types.FunctionType:
@@ -148,10 +169,14 @@ def _copied(body: Callable[..., None], cls: type, test_name: str) -> types.Funct
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContractResult:
-    """What `run_contract` found: the failure message of each property that does not hold, by test name."""
+    """What `run_contract` found: the failure message of each property that does not hold, by test name.
+
+    `unseen` says why a property was not looked at; that is neither passed nor failed.
+    """
 
     passed: tuple[str, ...]
     failed: dict[str, str]
+    unseen: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -159,6 +184,7 @@ class ContractResult:
 
     def format(self) -> str:
         lines = [f"{name}: {message}" for name, message in self.failed.items()]
+        lines += [f"{name}: {reason}" for name, reason in self.unseen.items()]
         return "\n".join([*lines, f"{len(self.passed)} properties hold, {len(self.failed)} do not"])
 
 
@@ -175,11 +201,14 @@ def run_contract(contract: type[Contract]) -> ContractResult:
     instance = types.new_class(contract.__name__, (contract,))()
     passed: list[str] = []
     failed: dict[str, str] = {}
+    unseen: dict[str, str] = {}
     for name in sorted(n for n in dir(instance) if n.startswith("test_") and callable(getattr(instance, n))):
         try:
             getattr(instance, name)()
+        except pytest.skip.Exception as skipped:
+            unseen[name] = str(skipped)
         except Exception as error:
             failed[name] = str(error)
         else:
             passed.append(name)
-    return ContractResult(tuple(passed), failed)
+    return ContractResult(tuple(passed), failed, unseen)

@@ -13,5 +13,5 @@ except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise
     raise pytest.Collector.CollectError(
-        "CaptureContract and DraftNormContract need torch: pip install 'pytest-specalign[torch]'"
+        "CaptureContract, DraftNormContract and RoutingContract need torch: pip install 'pytest-specalign[torch]'"
     ) from None
