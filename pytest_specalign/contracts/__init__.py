@@ -1,6 +1,7 @@
 """Property-check classes that users subclass. They need hypothesis: `pip install 'pytest-specalign[hypothesis]'`.
 
-`CaptureContract`, `DraftNormContract` and `RoutingContract` need torch as well; it is imported when one of them is first asked for.
+`CaptureContract`, `DraftNormContract` and `RoutingContract` need torch as well; it is imported when one of them is first
+asked for.
 """
 
 from __future__ import annotations

@@ -44,9 +44,12 @@ class KnownRoutingFault:
         """Whether code with this fault can have given this."""
         if isinstance(got, Raised):
             return False
-        if self.fits is not None:
-            return self.fits(inputs, got, right)
-        return self.gives is not None and same_bits(self.gives(inputs), got)
+        try:
+            if self.fits is not None:
+                return self.fits(inputs, got, right)
+            return self.gives is not None and same_bits(self.gives(inputs), got)
+        except Exception:  # what cannot even be computed here explains nothing
+            return False
 
     def format(self) -> str:
         return f"{self.name} ({', '.join(self.references) or 'no public report'}): {self.summary}"
@@ -98,7 +101,13 @@ KNOWN_ROUTING_FAULTS: Final = (
                 looks.ordered(what, looks.row_order),
                 None,
             ),
-            ("reverse-slot-order", (), "slots are summed from the last to the first", looks.ordered(what, looks.reverse_order), None),
+            (
+                "reverse-slot-order",
+                (),
+                "slots are summed from the last to the first",
+                looks.ordered(what, looks.reverse_order),
+                None,
+            ),
             (
                 "sorted-by-weight",
                 (),
@@ -319,7 +328,12 @@ OTHER_ROUTING_FAULTS: Final = {
 
 
 def diagnose_routing(
-    what: What, inputs: Inputs, got: Output | Raised, right: Output, *, seen: Sequence[tuple[Inputs, Output | Raised, Output]] = ()
+    what: What,
+    inputs: Inputs,
+    got: Output | Raised,
+    right: Output,
+    *,
+    seen: Sequence[tuple[Inputs, Output | Raised, Output]] = (),
 ) -> tuple[KnownRoutingFault, ...]:
     """The known faults that would give exactly `got`, those first that explain most of `seen`.
 

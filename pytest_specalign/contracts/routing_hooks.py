@@ -75,9 +75,7 @@ HOOKS: Final[dict[What, Hook]] = {
     "gather_backward": Hook(
         "gather_backward(grad, rows, positions, weights, padding_rows)",
         lambda i: (i.token_rows, i.expert_rows, i.positions, i.weights, i.padding_rows),
-        lambda i, _: reference.gather_backward_reference(
-            i.token_rows, i.expert_rows, i.positions, i.weights, i.padding_rows
-        ),
+        lambda i, _: reference.gather_backward_reference(i.token_rows, i.expert_rows, i.positions, i.weights, i.padding_rows),
         ("the gradient of the expert-major rows", "that of the weights"),
     ),
     "topk": Hook(
@@ -118,9 +116,7 @@ def difference(hook: Hook, got: Output, right: Output) -> str:
         wrong = (bits(one) != bits(other)).nonzero()
         if len(wrong):
             at = tuple(wrong[0].tolist())
-            return (
-                f"{name}{list(at)}: {_shown(one[at])} in place of {_shown(other[at])}; {len(wrong)} of {one.numel()} elements"
-            )
+            return f"{name}{list(at)}: {_shown(one[at])} in place of {_shown(other[at])}; {len(wrong)} of {one.numel()} elements"
     return "nothing differs"
 
 

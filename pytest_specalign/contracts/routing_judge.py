@@ -16,7 +16,7 @@ from pytest_specalign.contracts.known_faults import Raised
 from pytest_specalign.contracts.routing_cases import DTYPES, Inputs, probes
 from pytest_specalign.contracts.routing_faults import OTHER_ROUTING_FAULTS, diagnose_routing
 from pytest_specalign.contracts.routing_hooks import HOOKS, Output, What, bits, difference, same_bits
-from pytest_specalign.contracts.routing_replays import ReplayCase, Served
+from pytest_specalign.contracts.routing_replays import ReplayCase, Served, diagnose_replay, schedule_examples
 from specalign.routing.topk import Order
 
 RUNS = 3
@@ -134,7 +134,7 @@ class RoutingJudge(Contract, abstract=True):
         __tracebackhide__ = True
         got = self._serve(case)
         if got != case.expected():
-            name = None if isinstance(got, Raised) else case.looks_like(got)
+            name = diagnose_replay(case, got, [(one, self._serve(one)) for one in schedule_examples(type(self))])
             shown = got.format() if isinstance(got, Raised) else f"ids of microbatches {list(got)}"
             shown = f"{shown} in place of {list(case.expected())}"
             faults = [OTHER_ROUTING_FAULTS[name]] if name else []

@@ -10,6 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pytest_specalign.contracts.routing_hooks import What
+
 ANYWHERE: Final = 2**24
 """Elements of a buffer that any machine has room for."""
 _CHUNK: Final = 2**14
@@ -82,7 +84,7 @@ def _expert_rows(case: LargeCase, device: str, found: Tensor) -> str | None:
     for row, right in zip((0, case.num_rows - 1), case.rows(device), strict=True):
         if not torch.equal(found[row], right):
             return f"row {row} is not that of its token"
-    stray = any(bool(part.any()) for part in found[1:-1].split(_CHUNK))
+    stray = any(bool(part.any()) for part in torch.split(found[1:-1], _CHUNK))
     return "a row between the first and the last is not zero" if stray else None
 
 
@@ -106,7 +108,7 @@ def _gather_backward(case: LargeCase, device: str, hook: Callable[..., Any]) -> 
     return _expert_rows(case, device, routes) or (None if torch.equal(dots, right) else "the gradient of the weights is wrong")
 
 
-LARGE: Final = {
+LARGE: Final[dict[What, Callable[[LargeCase, str, Callable[..., Any]], str | None]]] = {
     "scatter": _scatter,
     "scatter_backward": _scatter_backward,
     "gather": _gather,

@@ -82,11 +82,11 @@ def permuted(i: Inputs, order: Tensor) -> Inputs:
 
 
 def row_order(i: Inputs) -> Tensor:
-    return torch.where(i.positions >= 0, i.positions, _LAST).argsort(1, stable=True)
+    return torch.where(i.positions >= 0, i.positions, _LAST).sort(dim=1, stable=True).indices
 
 
 def weight_order(i: Inputs) -> Tensor:
-    return i.weights.argsort(1, stable=True, descending=True)
+    return i.weights.sort(dim=1, stable=True, descending=True).indices
 
 
 def reverse_order(i: Inputs) -> Tensor:
@@ -121,7 +121,7 @@ def rounded_at_the_end(i: Inputs) -> Output:
 def begun_with_the_first(i: Inputs) -> Output:
     """The first row is taken as it is, so its -0 stays; empty slots are left out."""
     total = scatter_backward_reference(i.expert_rows, i.positions)
-    dense = i.positions.gather(1, (i.positions < 0).to(torch.int8).argsort(1, stable=True))
+    dense = i.positions.gather(1, (i.positions < 0).to(torch.int8).sort(dim=1, stable=True).indices)
     if not i.positions.shape[1] or not len(i.expert_rows):
         return (total,)
     alone = (dense >= 0).sum(1, keepdim=True) == 1

@@ -41,11 +41,6 @@ class ReplayCase:
         made = torch.arange(self.tokens)[:, None] + torch.arange(self.slots)[None]
         return [((made + 2 * at) % self.experts).int() for at in range(self.microbatches)]
 
-    @property
-    def complete(self) -> bool:
-        """Every microbatch is used once, and recomputed once if any is."""
-        return self.calls.count("forward") == self.microbatches and self.calls.count("recompute") in (0, self.microbatches)
-
     def expected(self) -> tuple[int, ...]:
         return _numbered(self, lambda at: at, lambda at: at)
 
@@ -57,10 +52,6 @@ class ReplayCase:
         known = [ids.tolist() for ids in self.ids()]
         lists = [ids.tolist() for ids in found]
         return tuple(known.index(ids) if ids in known else None for ids in lists)
-
-    def looks_like(self, got: Served) -> str | None:
-        """The name of the fault that hands out this."""
-        return next((name for name, gives in _LOOKS if gives(self) == got and gives(self) != self.expected()), None)
 
 
 def _numbered(case: ReplayCase, forward: Callable[[int], int], recompute: Callable[[int], int]) -> tuple[int, ...]:
@@ -90,7 +81,7 @@ def _last(case: ReplayCase) -> tuple[int, ...]:
 def _newest(case: ReplayCase) -> tuple[int, ...]:
     """The recomputation is taken for that of the newest forward."""
     waiting: list[int] = []
-    served = []
+    served: list[int] = []
     for call in case.calls:
         if call == "forward":
             waiting.append(sum(one == "forward" for one in case.calls[: len(served)]))
@@ -106,6 +97,14 @@ _LOOKS: Final[tuple[tuple[str, Callable[[ReplayCase], tuple[int, ...]]], ...]] =
     ("last-microbatch-for-all", _last),
     ("newest-forward-recomputed", _newest),
 )
+
+
+def diagnose_replay(case: ReplayCase, got: Served, seen: Sequence[tuple[ReplayCase, Served]]) -> str | None:
+    """The name of the fault that hands out this, and most of what was `seen`."""
+    fitting = [(name, gives) for name, gives in _LOOKS if gives(case) == got and got != case.expected()]
+    score = [sum(gives(one) == served for one, served in seen) for _, gives in fitting]
+    return fitting[score.index(max(score))][0] if fitting else None
+
 
 REPLAY_FAULTS: Final = (
     (
@@ -153,8 +152,13 @@ def schedules(cls: Any) -> st.SearchStrategy[ReplayCase]:
     return st.integers(1, 4).flatmap(lambda count: st.one_of(st.just(_plain(count)), _interleaved(count)))
 
 
+def _forwards(count: int) -> tuple[Call, ...]:
+    call: Call = "forward"
+    return (call,) * count
+
+
 def _plain(count: int) -> ReplayCase:
-    return ReplayCase(count, ("forward",) * count)
+    return ReplayCase(count, _forwards(count))
 
 
 def _interleaved(count: int) -> st.SearchStrategy[ReplayCase]:
@@ -178,9 +182,9 @@ def schedule_examples(cls: Any) -> Sequence[ReplayCase]:
 
 def cut_short(cls: Any) -> st.SearchStrategy[ReplayCase]:
     """Passes that end before the last forward."""
-    return st.integers(1, 4).map(lambda count: ReplayCase(count, ("forward",) * (count - 1)))
+    return st.integers(1, 4).map(lambda count: ReplayCase(count, _forwards(count - 1)))
 
 
 def drawn_out(cls: Any) -> st.SearchStrategy[ReplayCase]:
     """Passes with one forward too many."""
-    return st.integers(1, 4).map(lambda count: ReplayCase(count, ("forward",) * (count + 1)))
+    return st.integers(1, 4).map(lambda count: ReplayCase(count, _forwards(count + 1)))

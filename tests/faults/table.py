@@ -1,6 +1,6 @@
 """Prints every public fault with what catches it: `python -m tests.faults.table`, exit 1 if one survives.
 
-Faults of capturing and of draft heads need torch. Where it is not installed, the last line says that they were not run.
+Faults of capturing, of draft heads and of routing need torch. Where it is not installed, the last line says that they were not run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
     print("\n".join(shown))
     print(f"{faults} faults, {faults - survivors} killed, {survivors} survived")
     if not _has_torch():
-        print("NOT RUN: the faults of capturing and of draft heads need torch, which is not installed")
+        print("NOT RUN: the faults of capturing, of draft heads and of routing need torch, which is not installed")
     return 1 if survivors else 0
 
 
@@ -53,8 +53,9 @@ def _torch_lines() -> list[str]:
     from tests.faults import torch_runner
     from tests.faults.capture_mutants import CAPTURE_MUTANTS
     from tests.faults.draft_mutants import DRAFT_MUTANTS
+    from tests.faults.routing_mutants import ROUTING_MUTANTS
 
-    return torch_runner.lines((*CAPTURE_MUTANTS, *DRAFT_MUTANTS))
+    return torch_runner.lines((*CAPTURE_MUTANTS, *DRAFT_MUTANTS, *ROUTING_MUTANTS))
 
 
 if __name__ == "__main__":

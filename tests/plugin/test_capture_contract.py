@@ -185,7 +185,9 @@ def test_without_torch_one_line_names_the_extra(run: Run, pytester: pytest.Pytes
     pytester.makepyfile(f"{line}\n\ndef test_nothing(): ...\n")
     result = run(*workers)
     assert result.ret != 0
-    result.stdout.fnmatch_lines(["CaptureContract, DraftNormContract and RoutingContract need torch: pip install 'pytest-specalign[[]torch]'"])
+    result.stdout.fnmatch_lines(
+        ["CaptureContract, DraftNormContract and RoutingContract need torch: pip install 'pytest-specalign[[]torch]'"]
+    )
     result.stdout.no_fnmatch_line("*Traceback*")
 
 

@@ -18,13 +18,13 @@ from pytest_specalign.contracts.routing_cases import DTYPES, PLANTED, planted_ca
 from pytest_specalign.contracts.routing_hooks import bits  # noqa: E402
 from pytest_specalign.contracts.routing_judge import poisoned  # noqa: E402
 from specalign.routing.layout import ReceiveLayout  # noqa: E402
-from specalign.routing.replay import RoutingReplay  # noqa: E402
 from specalign.routing.reference import (  # noqa: E402
     gather_backward_reference,
     gather_reference,
     scatter_backward_reference,
     scatter_reference,
 )
+from specalign.routing.replay import RoutingReplay  # noqa: E402
 from specalign.routing.routes import gather_routes, scatter_routes  # noqa: E402
 from specalign.routing.topk import ordered_topk  # noqa: E402
 
@@ -136,7 +136,9 @@ PROBLEMS = {
 @pytest.mark.parametrize(("body", "says"), PROBLEMS.values(), ids=PROBLEMS)
 def test_an_incomplete_class_is_refused_in_one_line(body: dict[str, Any], says: str) -> None:
     problem = type("Bad", (RoutingContract,), body).declaration_problem()
-    assert problem is not None and problem.startswith("Bad") and says.strip(" *") in problem
+    assert problem is not None
+    assert problem.startswith("Bad")
+    assert says.strip(" *") in problem
 
 
 CLOSED = {"fma": 2.0**-23, "order": 0.0, "halves": None, "weight first": None, "minus zero": 0.0, "underflow": -0.0}
