@@ -50,7 +50,7 @@ def _claim(positions, owner, routes, num_rows, BLOCK: tl.constexpr):
 def _judge(positions, experts, counts, offsets, owner, fault, routes, number, num_rows, WITH_EXPERTS: tl.constexpr,
            NOBODY: tl.constexpr, NO_FAULT: tl.constexpr, OUT_OF_RANGE: tl.constexpr, TAKEN: tl.constexpr,
            OTHER_EXPERT: tl.constexpr, OUT_OF_ORDER: tl.constexpr, TOO_FEW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    route = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    route = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(positions + route, mask=route < routes, other=-1)
     inside = (row >= 0) & (row < num_rows)
     code = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -71,6 +71,6 @@ def _judge(positions, experts, counts, offsets, owner, fault, routes, number, nu
         last = tl.load(offsets + of, mask=counted, other=0) + have - 1
         empty = tl.load(owner + last, mask=counted & (have > 0) & (last < num_rows), other=NOBODY) == NOBODY
         code = tl.where(counted, tl.where((have > 0) & empty, TOO_FEW, 0), code)
-    worst = tl.min(tl.where(code > 0, route.to(tl.int64) * 8 + code, NO_FAULT), axis=0)
+    worst = tl.min(tl.where(code > 0, route * 8 + code, NO_FAULT), axis=0)
     if worst != NO_FAULT:
         tl.atomic_min(fault, worst, sem="relaxed")

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from specalign.routing import ops
-from specalign.routing.arguments import check_device, check_groups, check_mode, check_positions, check_rows, check_weights
+from specalign.routing.arguments import (
+    check_device,
+    check_experts,
+    check_groups,
+    check_mode,
+    check_padding,
+    check_positions,
+    check_rows,
+    check_weights,
+)
 from specalign.routing.blanks import Blanks
 from specalign.routing.checks import Check, check_reference, settle
 from specalign.routing.errors import RoutingError
@@ -67,8 +76,8 @@ def scatter_routes(
     """
     check_rows("rows", rows)
     check_positions(positions, rows, tokens=len(rows))
-    blanks = _checked(rows, positions, num_rows, padding_rows, experts, check)
-    result: Tensor = ops.scatter_op(rows.contiguous(), positions.contiguous(), blanks.rows, blanks.listed, num_rows)
+    place, blanks = _checked(rows, positions, num_rows, padding_rows, experts, check)
+    result: Tensor = ops.scatter_op(rows.contiguous(), place, blanks.rows, blanks.listed, num_rows)
     return result
 
 
@@ -90,8 +99,7 @@ def scatter_quantize(
     check_rows("rows", rows)
     check_groups(rows)
     check_positions(positions, rows, tokens=len(rows))
-    blanks = _checked(rows, positions, num_rows, padding_rows, experts, check)
-    place = positions.contiguous()
+    place, blanks = _checked(rows, positions, num_rows, padding_rows, experts, check)
     result: tuple[Tensor, Tensor] = ops.scatter_quantize_op(
         rows.detach().contiguous(), place, blanks.rows, blanks.listed, num_rows, mn_major
     )
@@ -121,9 +129,8 @@ def gather_routes(
     check_rows("rows", rows)
     check_positions(positions, rows)
     check_weights(weights, positions)
-    blanks = _checked(rows, positions, len(rows), padding_rows, experts, check)
-    place, weights = positions.contiguous(), weights.contiguous()
-    result: Tensor = ops.gather_op(rows.contiguous(), place, weights, blanks.rows, blanks.listed)
+    place, blanks = _checked(rows, positions, len(rows), padding_rows, experts, check)
+    result: Tensor = ops.gather_op(rows.contiguous(), place, weights.contiguous(), blanks.rows, blanks.listed)
     return result
 
 
@@ -226,23 +233,27 @@ def check_route_positions(positions: Tensor, num_rows: int, *, experts: Experts 
 
 def _checked(
     rows: Tensor, positions: Tensor, num_rows: int, padding_rows: Tensor | None, experts: Experts | None, check: Check
-) -> Blanks:
+) -> tuple[Tensor, Blanks]:
     check_mode(check)
     if num_rows < 0:
         raise RoutingError(f"num_rows={num_rows}: at least 0")
     if padding_rows is not None:
-        check_device("padding_rows", padding_rows, rows)
-        if check == "off":
-            return Blanks(padding_rows, listed=True)
-    owners = _owners(positions.contiguous(), num_rows, experts, check)
+        check_padding(padding_rows, rows)
+    place = positions.contiguous()
+    if padding_rows is not None and check == "off":
+        return place, Blanks(padding_rows, listed=True)
+    owners = _owners(place, num_rows, experts, check)
+    if check == "deferred":
+        # Nobody has waited for the check: what lies outside must not be read or written until it is raised.
+        place = place.where((place >= 0) & (place < num_rows), -1)
     # The owners tell which rows are empty, whatever was said: a list is used only where nothing was checked.
-    return Blanks(owners, listed=False)
+    return place, Blanks(owners, listed=False)
 
 
 def _owners(positions: Tensor, num_rows: int, experts: Experts | None, check: Check) -> Tensor:
     checked = Checked(positions, num_rows)
     if experts is not None:
-        _check_experts(experts, positions)
+        check_experts(experts.ids, experts.counts, experts.alignment, positions)
         checked = Checked(positions, num_rows, experts.ids.contiguous(), experts.counts.contiguous(), experts.offsets())
     kernels = ops.kernels_of("check", positions)
     fault, owners = (check_reference if kernels is None else kernels.check_triton)(checked)
@@ -250,12 +261,3 @@ def _owners(positions: Tensor, num_rows: int, experts: Experts | None, check: Ch
         settle(fault, checked.describe, check)
     result: Tensor = owners
     return result
-
-
-def _check_experts(experts: Experts, positions: Tensor) -> None:
-    if experts.ids.shape != positions.shape:
-        raise RoutingError(f"expert ids: {list(experts.ids.shape)}, and positions are {list(positions.shape)}")
-    if experts.counts.ndim != 1 or experts.alignment < 1:
-        raise RoutingError(f"counts are one for each expert, and the alignment is at least 1: {experts.alignment}")
-    check_device("expert ids", experts.ids, positions)
-    check_device("counts", experts.counts, positions)
