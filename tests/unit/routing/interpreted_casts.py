@@ -64,7 +64,9 @@ def _poisoned(made: Any) -> Any:
     return make
 
 
-def make_routes(tokens: int, slots: int, *, dropped: float = 0.2, spare: int = 5, seed: int = 0) -> tuple[Tensor, int, Tensor, Tensor]:
+def make_routes(
+    tokens: int, slots: int, *, dropped: float = 0.2, spare: int = 5, seed: int = 0
+) -> tuple[Tensor, int, Tensor, Tensor]:
     """Positions in no order, how many rows, the rows without a route, and the owner of each row. Token 1 has no route."""
     generator = torch.Generator().manual_seed(seed)
     number = tokens * slots + spare

@@ -47,9 +47,7 @@ def dot(first: Sequence[float], second: Sequence[float], lanes: int) -> float:
 
 def e4m3_values() -> list[float]:
     """The value of each non-negative finite E4M3 code, in order: 0 to 448."""
-    return [
-        (code % 8) * 2.0**-9 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in range(127)
-    ]
+    return [(code % 8) * 2.0**-9 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in range(127)]
 
 
 E4M3 = np.array(e4m3_values())

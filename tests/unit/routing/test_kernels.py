@@ -151,8 +151,12 @@ def interpreted_gather_backward_is_its_reference(tokens: int, slots: int, width:
 
 
 @pytest.mark.parametrize("mn_major", [False, True])
-@pytest.mark.parametrize(("tokens", "slots", "width", "dtype"), [(3, 3, 256, BF16), (3, 8, 1536, BF16), (2, 1, 2816, FP16), (3, 6, 128, FP32)])
-def interpreted_scatter_quantize_is_its_reference(tokens: int, slots: int, width: int, dtype: torch.dtype, mn_major: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "slots", "width", "dtype"), [(3, 3, 256, BF16), (3, 8, 1536, BF16), (2, 1, 2816, FP16), (3, 6, 128, FP32)]
+)
+def interpreted_scatter_quantize_is_its_reference(
+    tokens: int, slots: int, width: int, dtype: torch.dtype, mn_major: bool
+) -> None:
     from specalign.routing.quantize_kernels import scatter_quantize_triton
 
     rows = values(tokens, width, dtype=dtype)

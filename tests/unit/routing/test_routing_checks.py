@@ -235,7 +235,9 @@ def both_agree(checked: Checked) -> int:
 @pytest.mark.parametrize("name", FAULTS)
 def interpreted_a_fault_is_the_reference_s(name: str, dtype: torch.dtype) -> None:
     positions, rows, alignment, says = FAULTS[name]
-    place = torch.tensor([[min(row, 2**31 - 1 if dtype == torch.int32 else row) for row in token] for token in positions], dtype=dtype)
+    place = torch.tensor(
+        [[min(row, 2**31 - 1 if dtype == torch.int32 else row) for row in token] for token in positions], dtype=dtype
+    )
     checked = checked_of(place, rows, experts_of(alignment, dtype=dtype))
     fault = both_agree(checked)
     assert fault != NO_FAULT
