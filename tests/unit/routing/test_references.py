@@ -12,7 +12,7 @@ from torch import Tensor  # noqa: E402
 
 from specalign.routing import reference as plain  # noqa: E402
 from specalign.routing.quantize import quantize_reference, scatter_quantize_reference  # noqa: E402
-from tests.unit.routing.interpreted_casts import bits, make_routes, same  # noqa: E402
+from tests.unit.routing.interpreted_casts import bits, make_routes, poison, same  # noqa: E402
 from tests.unit.routing.plain_kernels import dot, fma, quantize_group, single, weigh  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -44,14 +44,15 @@ def test_gather_is_exact_fma_in_slot_order_then_one_rounding(dtype: torch.dtype,
     positions, number, _, _ = make_routes(3, slots)
     rows, weights = values(number, 7, dtype=dtype), values(3, slots, seed=1)
     wanted = [
-        [weigh([rows[row, column].item() for row in place if row >= 0], [w for w, row in zip(weight, place) if row >= 0]) for column in range(7)]
+        [weigh([rows[row, column].item() for row in place if row >= 0], [w for w, row in zip(weight, place, strict=True) if row >= 0]) for column in range(7)]
         for place, weight in zip(positions.tolist(), weights.tolist(), strict=True)
     ]  # fmt: skip
     assert same(plain.gather_reference(rows, positions, weights), torch.tensor(wanted).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scatter_is_a_copy_by_index_and_zeros_padding_only(dtype: torch.dtype) -> None:
+def test_scatter_is_a_copy_by_index_and_zeros_padding_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
     positions, number, padding, _ = make_routes(5, 3)
     rows = values(5, 7, dtype=dtype)
     rows[:, 0] = -0.0

@@ -144,7 +144,7 @@ def test_strides_change_no_bit() -> None:
     rows = values(4, 14, dtype=torch.bfloat16)
     weights = values(3, 4, seed=1)
     positions = torch.stack([layout.positions, layout.positions], 2)[:, :, 0]
-    assert not (rows[:, ::2].is_contiguous() or weights.t().is_contiguous() or positions.is_contiguous())
+    assert not any(side.is_contiguous() for side in (rows[:, ::2], weights.t(), positions))
     straight = scatter_routes(rows[:, ::2].contiguous(), layout.positions, layout.num_rows)
     assert same(scatter_routes(rows[:, ::2], positions, layout.num_rows), straight)
     tall = straight.t().contiguous().t()
@@ -159,7 +159,7 @@ def test_quantization_on_the_way_is_quantization_of_the_rows() -> None:
     found = Permute(layout).quantize(rows, mn_major=True)
     wanted = scatter_quantize_reference(rows.detach(), layout.positions, layout.num_rows, layout.padding_rows, True)
     assert all_same(found, wanted)
-    assert not (found[0].requires_grad or found[1].requires_grad)
+    assert not any(side.requires_grad for side in found)
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,8 @@ def test_the_first_fault_is_the_first_in_every_order_of_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         positions = torch.randint(0, 40, (30, 3), generator=generator)
-        seen: set[int] = set()
-        for place, row in enumerate(positions.flatten().tolist()):
-            if row in seen:
-                break
-            seen.add(row)
+        flat = positions.flatten().tolist()
+        place, row = next((place, row) for place, row in enumerate(flat) if row in flat[:place])
         with pytest.raises(RoutingError, match=f"token {place // 3}, slot {place % 3}: position {row} is taken"):
             check_route_positions(positions, 40)
 
