@@ -25,6 +25,31 @@ def check_rows(name: str, rows: Tensor, *, number: int | None = None, width: int
             raise RoutingError(f"{name}: {found} {what}, and {wanted} are expected")
 
 
+def check_number(name: str, number: int) -> None:
+    """Raises `RoutingError` unless `number` is a whole number from 0 on."""
+    if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)) or number < 0:
+        raise RoutingError(f"{name}={number!r}: a whole number, at least 0")
+
+
+def check_padding_rows(padding_rows: Tensor, like: Tensor) -> None:
+    """Raises `RoutingError` unless `padding_rows` is int32 or int64 `[P]` on the device of `like`."""
+    if padding_rows.ndim != 1 or padding_rows.dtype not in INDEX_DTYPES:
+        raise RoutingError(f"padding_rows: {_said(padding_rows)}, and they are [rows] in int32 or int64, no mask")
+    check_device("padding_rows", padding_rows, like)
+
+
+def check_experts(ids: Tensor, counts: Tensor, alignment: int, positions: Tensor) -> None:
+    """Raises `RoutingError` unless ids and counts are int32 or int64, ids as the positions, counts `[E]`, alignment from 1 on."""
+    if ids.shape != positions.shape or ids.dtype not in INDEX_DTYPES:
+        raise RoutingError(f"expert ids: {_said(ids)}, and they are int32 or int64 {list(positions.shape)}, as the positions are")
+    if counts.ndim != 1 or counts.dtype not in INDEX_DTYPES:
+        raise RoutingError(f"counts: {_said(counts)}, and they are int32 or int64, one for each expert")
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
+        raise RoutingError(f"alignment={alignment!r}: a whole number of rows, at least 1")
+    check_device("expert ids", ids, positions)
+    check_device("counts", counts, positions)
+
+
 def check_positions(positions: Tensor, like: Tensor, *, tokens: int | None = None) -> None:
     """Raises `RoutingError` unless `positions` is int32 or int64 `[T, k]` on the device of `like`."""
     if positions.ndim != 2 or positions.dtype not in INDEX_DTYPES:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specalign.routing.blanks import NOBODY
-from specalign.routing.faults import NO_FAULT, OTHER_EXPERT, OUT_OF_ORDER, OUT_OF_RANGE, TAKEN, TOO_FEW, Checked
+from specalign.routing.faults import NO_FAULT, NO_ROOM, OTHER_EXPERT, OUT_OF_ORDER, OUT_OF_RANGE, TAKEN, TOO_FEW, Checked
 
 _BLOCK: Final = 512
 
@@ -34,7 +34,7 @@ def check_triton(checked: Checked) -> tuple[Tensor, Tensor]:
         _judge[(triton.cdiv(routes + number, _BLOCK),)](
             positions, experts if with_experts else positions, checked.counts if with_experts else positions,
             checked.offsets if with_experts else positions, owner, fault, routes, number, checked.num_rows, with_experts, NOBODY,
-            NO_FAULT, OUT_OF_RANGE, TAKEN, OTHER_EXPERT, OUT_OF_ORDER, TOO_FEW, _BLOCK,
+            NO_FAULT, OUT_OF_RANGE, TAKEN, OTHER_EXPERT, OUT_OF_ORDER, TOO_FEW, NO_ROOM, checked.alignment, _BLOCK,
         )  # fmt: skip
     return fault, owner
 
@@ -49,8 +49,9 @@ def _claim(positions, owner, routes, num_rows, BLOCK: tl.constexpr):
 @triton.jit
 def _judge(positions, experts, counts, offsets, owner, fault, routes, number, num_rows, WITH_EXPERTS: tl.constexpr,
            NOBODY: tl.constexpr, NO_FAULT: tl.constexpr, OUT_OF_RANGE: tl.constexpr, TAKEN: tl.constexpr,
-           OTHER_EXPERT: tl.constexpr, OUT_OF_ORDER: tl.constexpr, TOO_FEW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    route = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+           OTHER_EXPERT: tl.constexpr, OUT_OF_ORDER: tl.constexpr, TOO_FEW: tl.constexpr, NO_ROOM: tl.constexpr,
+           ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    route = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(positions + route, mask=route < routes, other=-1)
     inside = (row >= 0) & (row < num_rows)
     code = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -68,9 +69,11 @@ def _judge(positions, experts, counts, offsets, owner, fault, routes, number, nu
         counted = (route >= routes) & (route < routes + number)
         of = tl.where(counted, route - routes, 0)
         have = tl.load(counts + of, mask=counted, other=0)
-        last = tl.load(offsets + of, mask=counted, other=0) + have - 1
+        first = tl.load(offsets + of, mask=counted, other=0)
+        last, end = first + have - 1, first + tl.cdiv(have, ALIGNMENT) * ALIGNMENT
         empty = tl.load(owner + last, mask=counted & (have > 0) & (last < num_rows), other=NOBODY) == NOBODY
-        code = tl.where(counted, tl.where((have > 0) & empty, TOO_FEW, 0), code)
-    worst = tl.min(tl.where(code > 0, route * 8 + code, NO_FAULT), axis=0)
+        room = tl.where((have < 0) | ((have > 0) & (end > num_rows)), NO_ROOM, 0)
+        code = tl.where(counted, tl.where((have > 0) & empty, TOO_FEW, room), code)
+    worst = tl.min(tl.where(code > 0, route.to(tl.int64) * 8 + code, NO_FAULT), axis=0)
     if worst != NO_FAULT:
         tl.atomic_min(fault, worst, sem="relaxed")

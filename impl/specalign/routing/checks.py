@@ -1,7 +1,8 @@
 """Raw positions are checked before a kernel trusts them: range, owner, and with experts given, order, counts and alignment.
 
 `check="sync"` waits for the device and raises. `check="deferred"` waits for nothing: the fault is raised by the next
-`raise_pending()`; in the capture of a CUDA graph the check is a part of the graph, and `raise_pending()` tells of the latest
+`raise_pending()`, and until then a faulty call has moved no row: its results are zeros. What is checked is kept until then, so
+call it once a step. In the capture of a CUDA graph the check is a part of the graph, and `raise_pending()` tells of the latest
 replay. `check="off"` trusts.
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from specalign.routing.blanks import NOBODY
 from specalign.routing.errors import RoutingError
-from specalign.routing.faults import NO_FAULT, OTHER_EXPERT, OUT_OF_ORDER, OUT_OF_RANGE, TAKEN, TOO_FEW, Checked
+from specalign.routing.faults import NO_FAULT, NO_ROOM, OTHER_EXPERT, OUT_OF_ORDER, OUT_OF_RANGE, TAKEN, TOO_FEW, Checked
 
 Check: TypeAlias = Literal["sync", "deferred", "off"]
 CHECKS: Final = ("sync", "deferred", "off")
@@ -27,6 +28,15 @@ class _Pending:
     fault: Tensor
     describe: Callable[[int], RoutingError]
     again: bool  # a graph writes it at each replay
+
+    def read(self) -> int:
+        """What was found. Waits for the device of this check, whichever stream it ran on."""
+        if self.fault.is_cuda:
+            torch.cuda.synchronize(self.fault.device)
+        if not self.again:
+            return int(self.fault)
+        fault, complement = self.fault.tolist()
+        return int(fault) if complement == ~fault else NO_FAULT  # memory of a graph that has not run yet
 
 
 class PendingChecks:
@@ -39,14 +49,15 @@ class PendingChecks:
         return len(self._pending)
 
     def add(self, fault: Tensor, describe: Callable[[int], RoutingError], *, again: bool) -> None:
-        """One more: `fault` is an int64 on a device, `NO_FAULT` or what `describe` knows."""
-        self._pending.append(_Pending(fault, describe, again))
+        """One more: `fault` is an int64 on a device, `NO_FAULT` or what `describe` knows; `again`: a graph repeats it."""
+        # What a graph is to write holds anything before its first replay, so it is written twice.
+        self._pending.append(_Pending(torch.stack([fault, ~fault]) if again else fault, describe, again))
 
     def raise_first(self) -> None:
         """Wait for all of them, forget those that no graph repeats, and raise the first fault if there is one."""
         pending, self._pending = self._pending, [item for item in self._pending if item.again]
         for item in pending:
-            raise_fault(int(item.fault), item.describe)
+            raise_fault(item.read(), item.describe)
 
     def clear(self) -> None:
         """Forget all, those of graphs too: for when a graph is thrown away."""
@@ -122,11 +133,14 @@ def _order_codes(checked: Checked, flat: Tensor, index: Tensor, owner: Tensor) -
 
 
 def _count_faults(checked: Checked, owner: Tensor, routes: int) -> Tensor:
-    """Of each expert: whether the last of its rows is taken. With all routes in order, the others then are too."""
+    """Of each expert: whether the last of its rows is taken (with all routes in order, the others then are too), and is there."""
     _, counts, offsets = _experts(checked)
     last = (offsets + counts - 1).clamp(0, checked.num_rows)
     missing = (counts > 0) & (owner[last] == NOBODY)
-    return torch.where(missing, (routes + torch.arange(len(counts), device=owner.device)) * 8 + TOO_FEW, NO_FAULT)
+    end = offsets + (counts + checked.alignment - 1) // checked.alignment * checked.alignment
+    code = torch.where(missing, TOO_FEW, torch.where((counts < 0) | (counts > 0) & (end > checked.num_rows), NO_ROOM, 0))
+    place = routes + torch.arange(len(counts), device=owner.device)
+    return torch.where(code > 0, place * 8 + code, NO_FAULT)
 
 
 def _experts(checked: Checked) -> tuple[Tensor, Tensor, Tensor]:

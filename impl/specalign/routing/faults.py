@@ -19,6 +19,7 @@ TAKEN: Final = 2
 OTHER_EXPERT: Final = 3
 OUT_OF_ORDER: Final = 4
 TOO_FEW: Final = 5
+NO_ROOM: Final = 6
 
 _TO_DO: Final = "; make a ReceiveLayout of the expert ids, whose positions are right"
 
@@ -31,6 +32,7 @@ class Checked:
         positions: `[T, k]`.
         num_rows: how many rows there are.
         expert_ids, counts, offsets: what the rows must hold, if that was checked: `[T, k]`, `[E]`, `[E]`.
+        alignment: each expert's rows are filled up to a multiple of it.
     """
 
     positions: Tensor
@@ -38,6 +40,7 @@ class Checked:
     expert_ids: Tensor | None = None
     counts: Tensor | None = None
     offsets: Tensor | None = None
+    alignment: int = 1
 
     def describe(self, fault: int) -> RoutingError:
         """The error that a fault is."""
@@ -45,6 +48,8 @@ class Checked:
         slots = self.positions.shape[1]
         if code == TOO_FEW:
             return RoutingError(self._too_few(place - self.positions.numel()))
+        if code == NO_ROOM:
+            return RoutingError(self._no_room(place - self.positions.numel()))
         token, slot = divmod(place, slots)
         row = int(self.positions[token, slot])
         return RoutingError(f"token {token}, slot {slot}: " + self._of_route(code, row, place, slots) + _TO_DO)
@@ -70,3 +75,11 @@ class Checked:
         begin, count = int(self.offsets[expert]), int(self.counts[expert])  # type: ignore[index]
         have = int((self.expert_ids == expert).logical_and(self.positions >= 0).sum())  # type: ignore[union-attr]
         return f"expert {expert} has {have} routes, and {count} are counted: row {begin + count - 1} stays empty{_TO_DO}"
+
+    def _no_room(self, expert: int) -> str:
+        begin, count = int(self.offsets[expert]), int(self.counts[expert])  # type: ignore[index]
+        if count < 0:
+            return f"expert {expert} is counted {count} times{_TO_DO}"
+        end = begin - -count // self.alignment * self.alignment
+        filled = f", filled up to a multiple of {self.alignment}," if self.alignment > 1 else ""
+        return f"expert {expert} has rows {begin} to {end - 1}{filled} and there are {self.num_rows} rows{_TO_DO}"

@@ -18,12 +18,13 @@ from specalign.routing.arguments import (
     check_experts,
     check_groups,
     check_mode,
-    check_padding,
+    check_number,
+    check_padding_rows,
     check_positions,
     check_rows,
     check_weights,
 )
-from specalign.routing.blanks import Blanks
+from specalign.routing.blanks import NOBODY, Blanks
 from specalign.routing.checks import Check, check_reference, settle
 from specalign.routing.errors import RoutingError
 from specalign.routing.faults import NO_FAULT, Checked
@@ -48,7 +49,8 @@ class Experts:
 
     def offsets(self) -> Tensor:
         """int64 `[E]`: the first row of each expert."""
-        padded = (self.counts + self.alignment - 1) // self.alignment * self.alignment
+        # A count below 0 is a fault that the check finds; it must not move the rows of others to below row 0 first.
+        padded = (self.counts.clamp(min=0) + self.alignment - 1) // self.alignment * self.alignment
         return padded.cumsum(0) - padded
 
 
@@ -69,7 +71,7 @@ def scatter_routes(
         num_rows: of the result `[num_rows, H]`.
         padding_rows: int64, the rows that no route goes to, where they are known; None finds them.
         experts: what the rows must hold, where that is to be checked too.
-        check: see `checks.py`. With "off", wrong positions write where they please.
+        check: see `checks.py`. With "off", wrong positions write where they please; with "deferred", they give zeros.
 
     Raises:
         RoutingError: shapes, dtypes or devices; or a check found a fault.
@@ -142,8 +144,7 @@ def compact_route_positions(positions: Tensor, count: int, *, check: Check = "sy
     """
     check_mode(check)
     check_positions(positions, positions)
-    if count < 0:
-        raise RoutingError(f"count={count}: the number of routes that exist, at least 0")
+    check_number("count", count)
     if check != "off":
         total = (positions >= 0).sum()
         settle(torch.where(total == count, NO_FAULT, total), _MiscountedRoutes(count), check)
@@ -228,36 +229,39 @@ def check_route_positions(positions: Tensor, num_rows: int, *, experts: Experts 
     """
     check_mode(check)
     check_positions(positions, positions)
-    return _owners(positions.contiguous(), num_rows, experts, check)
+    check_number("num_rows", num_rows)
+    return _owners(positions.contiguous(), num_rows, experts, check)[1]
 
 
 def _checked(
     rows: Tensor, positions: Tensor, num_rows: int, padding_rows: Tensor | None, experts: Experts | None, check: Check
 ) -> tuple[Tensor, Blanks]:
+    """Positions that a kernel may follow, and the rows that none of them names."""
     check_mode(check)
-    if num_rows < 0:
-        raise RoutingError(f"num_rows={num_rows}: at least 0")
-    if padding_rows is not None:
-        check_padding(padding_rows, rows)
+    check_number("num_rows", num_rows)
     place = positions.contiguous()
-    if padding_rows is not None and check == "off":
-        return place, Blanks(padding_rows, listed=True)
-    owners = _owners(place, num_rows, experts, check)
+    if padding_rows is not None:
+        check_padding_rows(padding_rows, rows)
+        if check == "off":
+            return place, Blanks(padding_rows.contiguous(), listed=True)
+    fault, owners = _owners(place, num_rows, experts, check)
     if check == "deferred":
-        # Nobody has waited for the check: what lies outside must not be read or written until it is raised.
-        place = place.where((place >= 0) & (place < num_rows), -1)
+        # The fault is raised later, and the kernel runs now: it would write where the positions please.
+        faulty = fault != NO_FAULT
+        place, owners = torch.where(faulty, -1, place), torch.where(faulty, NOBODY, owners)
     # The owners tell which rows are empty, whatever was said: a list is used only where nothing was checked.
     return place, Blanks(owners, listed=False)
 
 
-def _owners(positions: Tensor, num_rows: int, experts: Experts | None, check: Check) -> Tensor:
+def _owners(positions: Tensor, num_rows: int, experts: Experts | None, check: Check) -> tuple[Tensor, Tensor]:
+    """The fault, and the owner of each row."""
     checked = Checked(positions, num_rows)
     if experts is not None:
         check_experts(experts.ids, experts.counts, experts.alignment, positions)
-        checked = Checked(positions, num_rows, experts.ids.contiguous(), experts.counts.contiguous(), experts.offsets())
+        ids, counts = experts.ids.contiguous(), experts.counts.contiguous()
+        checked = Checked(positions, num_rows, ids, counts, experts.offsets(), experts.alignment)
     kernels = ops.kernels_of("check", positions)
     fault, owners = (check_reference if kernels is None else kernels.check_triton)(checked)
     if check != "off":
         settle(fault, checked.describe, check)
-    result: Tensor = owners
-    return result
+    return fault, owners
