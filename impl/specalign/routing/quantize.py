@@ -23,7 +23,9 @@ _ALIGNED_ROWS: Final = 4  # 16 bytes of FP32, which the tensor memory accelerato
 def quantize_reference(rows: Tensor) -> tuple[Tensor, Tensor]:
     """FP8 values `[M, H]` and FP32 scales `[M, H / 128]` of rows `[M, H]`."""
     groups = rows.float().reshape(len(rows), rows.shape[1] // GROUP, GROUP)
-    scales = groups.abs().amax(dim=2).clamp(min=FLOOR) / LARGEST
+    largest = groups.abs().amax(dim=2).clamp(min=FLOOR)
+    # By a tensor: on CUDA, torch divides by a number of Python by way of its reciprocal, which rounds twice.
+    scales = largest / torch.full_like(largest, LARGEST)
     values = (groups / scales[:, :, None]).clamp(-LARGEST, LARGEST)
     return values.flatten(1).to(torch.float8_e4m3fn), scales
 
