@@ -63,7 +63,13 @@ class MegatronReplay(ReplayGroup):
         Raises:
             RoutingError: a pass is open, or something else was put into a router meanwhile: that one is left as it is.
         """
-        self.close()
+        try:
+            self.close()
+        finally:
+            if all(replay.mode == "idle" for replay in self.replays):  # whatever a resource raises when it is closed
+                self._give_back()
+
+    def _give_back(self) -> None:
         held, self._held = self._held, []
         lost = []
         for router, replay, before in held:

@@ -174,7 +174,7 @@ class RoutingReplay:
         compute = _needed(default_compute_topk, self.name, self._mode)
         if self._mode == "live":
             return compute(scores, topk, num_groups=num_groups, group_topk=group_topk)
-        if self._cursors is None:
+        if self._cursors is None or self._mode == "idle":
             raise RoutingError(
                 f"{self.name}: the router ran outside a pass. Choosing live is never done in silence: open one with recording(),"
                 " replaying() or, if that is meant, live()"

@@ -32,6 +32,9 @@ class Cursors:
     _waiting: list[list[int]] = field(default_factory=list)  # [microbatch, recomputations that it still has]
 
     def __post_init__(self) -> None:
+        for name, number in (("microbatches", self.microbatches), ("recomputations", self.recomputations)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise RoutingError(f"{self.name}: {name} = {number!r} is no whole number")
         if self.microbatches < 1 or self.recomputations < 0:
             raise RoutingError(
                 f"{self.name}: a pass has at least 1 microbatch and 0 recomputations of each, got {self.microbatches} and"

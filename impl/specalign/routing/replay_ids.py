@@ -29,7 +29,7 @@ def own_ids(ids: Tensor, *, num_experts: int, topk: int, where: str, pin: bool) 
         raise RoutingError(f"{where}: expert ids are an integer tensor [tokens, {topk}], got {_kind(ids)}")
     if ids.dim() != 2 or ids.shape[1] != topk:
         raise RoutingError(f"{where}: expert ids have the shape {list(ids.shape)}, not [tokens, {topk}]")
-    host = ids.detach().to("cpu")
+    host = ids.detach().to("cpu", torch.int64)  # a uint8 is compared with 256 as with 0
     check_range(host, num_experts, where)
     check_distinct(host, where)
     own = torch.empty(host.shape, dtype=torch.int32, pin_memory=pin)

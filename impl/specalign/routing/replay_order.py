@@ -23,17 +23,21 @@ class TokenOrder:
         lengths: tokens of each sample.
         source: `[rows]` int64: a row of the samples' routes, laid end to end (lengths[i] - 1 each), or -1 - n for the n-th row
             without routes.
-        spans: how many rows, one after another, belong to each sequence; context parallelism splits each of them.
+        spans: how many rows, one after another, belong to each sequence; context parallelism splits each of them. None are left
+            once sequence parallelism has cut through them.
+        together: rows of one position, which no split parts: the samples of a padded batch.
     """
 
     lengths: tuple[int, ...]
     source: Tensor
     spans: tuple[int, ...]
+    together: int = 1
 
     @classmethod
     def packed(cls, lengths: Sequence[int], *, multiple: int = 1) -> TokenOrder:
         """Samples one after another (`thd`), each padded to a multiple. Raises `RoutingError` for no sample or an empty one."""
         _check_lengths(lengths)
+        _check_multiple(multiple)
         spans = tuple(-(-length // multiple) * multiple for length in lengths)
         return cls(tuple(lengths), _numbered(torch.cat(_rows(lengths, spans))), spans)
 
@@ -48,7 +52,7 @@ class TokenOrder:
         if max(lengths) > width:
             raise RoutingError(f"a sample of {max(lengths)} tokens in a batch that is {width} wide")
         batch = torch.stack(_rows(lengths, [width] * len(lengths)))
-        return cls(tuple(lengths), _numbered(batch.T.flatten()), (width * len(lengths),))
+        return cls(tuple(lengths), _numbered(batch.T.flatten()), (width * len(lengths),), len(lengths))
 
     def zigzag(self, rank: int, size: int) -> TokenOrder:
         """The rows of one context-parallel rank: of each sequence, cut into 2 * size chunks, chunk `rank` and its mirror image.
@@ -57,10 +61,14 @@ class TokenOrder:
             RoutingError: no such rank, or a sequence that cannot be cut so: pad it to a multiple of 2 * size before.
         """
         _check_rank(rank, size)
+        self._need_whole()
         kept, spans, at = [], [], 0
         for number, span in enumerate(self.spans):
-            if span % (2 * size):
-                raise RoutingError(f"sequence {number} has {span} rows, not a multiple of {2 * size}: pack with multiple=")
+            if span % (2 * size * self.together):
+                raise RoutingError(
+                    f"sequence {number} has {span} rows, not a multiple of {2 * size * self.together}: pack with multiple=, or"
+                    f" widen a padded batch to a multiple of {2 * size}"
+                )
             chunks = self.source[at : at + span].chunk(2 * size)
             kept += [chunks[rank], chunks[2 * size - 1 - rank]]
             spans.append(span // size)
@@ -68,7 +76,9 @@ class TokenOrder:
         return replace(self, source=torch.cat(kept), spans=tuple(spans))
 
     def filled(self, multiple: int) -> TokenOrder:
-        """Padding at the end, up to a multiple of rows."""
+        """Padding at the end, up to a multiple of rows. Raises `RoutingError` after `sliced`."""
+        _check_multiple(multiple)
+        self._need_whole()
         extra = -len(self.source) % multiple
         first = int((-1 - self.source).max()) + 1 if bool((self.source < 0).any()) else 0
         padding = -1 - torch.arange(first, first + extra)
@@ -81,10 +91,17 @@ class TokenOrder:
             RoutingError: no such rank, or rows that do not split evenly: call `filled` before.
         """
         _check_rank(rank, size)
-        if len(self.source) % size:
-            raise RoutingError(f"{len(self.source)} rows do not split into {size}: fill them to a multiple first")
+        self._need_whole()
+        if len(self.source) % (size * self.together):
+            a_position = f", {self.together} for each position," if self.together > 1 else ""
+            how = "fill them to a multiple first" if self.together == 1 else f"widen the batch to a multiple of {size}"
+            raise RoutingError(f"{len(self.source)} rows{a_position} do not split into {size}: {how}")
         piece = len(self.source) // size
-        return replace(self, source=self.source[rank * piece : (rank + 1) * piece], spans=(piece,))
+        return replace(self, source=self.source[rank * piece : (rank + 1) * piece], spans=())
+
+    def _need_whole(self) -> None:
+        if not self.spans:
+            raise RoutingError("these rows are a slice of sequence parallelism, which is cut last of all")
 
     def routes_in(self, samples: Sequence[RolloutRoutes], layer: int) -> Tensor:
         """The ids of one layer in the order of these rows, `[rows, k]` int32: what a replay takes for one microbatch.
@@ -130,6 +147,11 @@ def _numbered(source: Tensor) -> Tensor:
 def _check_lengths(lengths: Sequence[int]) -> None:
     if not lengths or min(lengths) < 1:
         raise RoutingError(f"samples of {list(lengths)} tokens: there is at least one, and each has a token")
+
+
+def _check_multiple(multiple: int) -> None:
+    if multiple < 1:
+        raise RoutingError(f"multiple = {multiple}: at least 1")
 
 
 def _check_rank(rank: int, size: int) -> None:
