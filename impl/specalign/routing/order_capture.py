@@ -21,11 +21,12 @@ import contextlib
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, get_args
 
 from torch import Tensor, nn
 
 from specalign.routing.errors import RoutingError
+from specalign.routing.replay_ids import INTEGERS
 from specalign.routing.topk import CheckNan, Order, ordered_topk, tied
 
 ReadIds: TypeAlias = Callable[[Any], Tensor]
@@ -110,9 +111,10 @@ class OrderCapture(contextlib.AbstractContextManager["OrderCapture"]):
 
     def _keep(self, ids: Tensor) -> None:
         self._refuse_pending()
-        if ids.ndim != 2 or ids.is_floating_point():
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in INTEGERS:
+            found = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
             raise RoutingError(
-                f"ids of this {self._name} are {ids.dtype} {list(ids.shape)}: expected whole numbers [tokens, slots]"
+                f"ids of this {self._name} are {found}: expected whole numbers [tokens, slots], not a map of experts"
             )
         self._pending = ids.detach().long().clone()  # a copy: what the router does with its ids afterwards is its own
 
@@ -234,6 +236,9 @@ def capture_order(
         raise RoutingError(f"{type(router).__name__} has no {SEAT}: use capture_ids with the method whose result holds the ids")
     if getattr(getattr(router, "config", None), "moe_router_fusion", False):
         raise RoutingError(f"moe_router_fusion of this {type(router).__name__} is on: its kernel never asks {SEAT}. Turn it off")
+    for name, value, allowed in (("order", order, Order), ("check", check, CheckNan)):
+        if value not in get_args(allowed):
+            raise RoutingError(f"{name} = {value!r}: expected one of {list(get_args(allowed))}")
     capture = _new(router, around)
     capture._put(SEAT, _Seat(capture, getattr(router, SEAT), order, check))
     capture._put(around, capture._bracket(None))

@@ -19,13 +19,14 @@ sigmoid and softmax themselves may differ by a few units in the last place betwe
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from specalign.routing.errors import RoutingError
-from specalign.routing.topk import CheckNan, Order, ordered_topk, refuse_nan
+from specalign.routing.topk import SCORE_DTYPES, CheckNan, Order, ordered_topk, refuse_nan
 
 Score: TypeAlias = Literal["sigmoid", "softmax"]
 Outside: TypeAlias = Literal["-inf", "zero"]
@@ -71,6 +72,8 @@ class RoutingRule:
                 f"top_k = {self.top_k}, best_in_group = {self.best_in_group}, top_groups = {self.top_groups} of {self.groups}"
             )
             raise RoutingError(f"{numbers}: expected top_k ≥ 0, best_in_group ≥ 1 and 1 ≤ top_groups ≤ groups")
+        if not math.isfinite(self.scale):
+            raise RoutingError(f"scale = {self.scale!r}: expected a finite number")
         for name, allowed in (("score", Score), ("outside", Outside), ("order", Order)):
             if getattr(self, name) not in get_args(allowed):
                 raise RoutingError(f"{name} = {getattr(self, name)!r}: expected one of {list(get_args(allowed))}")
@@ -97,8 +100,9 @@ def route(logits: Tensor, rule: RoutingRule, *, bias: Tensor | None = None, chec
         RoutingError: a NaN among the logits or a choice that is not finite (a bias of −inf), with the first (token, expert);
             shapes or numbers that cannot be together.
     """
-    if logits.ndim != 2:
-        raise RoutingError(f"logits are {list(logits.shape)}: expected [tokens, experts]")
+    if logits.ndim != 2 or logits.dtype not in SCORE_DTYPES:
+        raise RoutingError(f"logits are {_kind(logits)}: expected [tokens, experts] in fp32, bf16 or fp16")
+    _check_mode(check_nan)
     if check_nan == "sync":
         refuse_nan(logits, "logits")
     scores = logits.float().sigmoid() if rule.score == "sigmoid" else logits.float().softmax(-1)
@@ -108,6 +112,7 @@ def route(logits: Tensor, rule: RoutingRule, *, bias: Tensor | None = None, chec
 def route_scores(scores: Tensor, rule: RoutingRule, *, bias: Tensor | None = None, check_nan: CheckNan = "sync") -> Routing:
     """As `route`, from fp32 scores `[T, E]` that are there already: the part that is exact on every device."""
     _check_shapes(scores, rule, bias)
+    _check_mode(check_nan)
     with torch.no_grad():
         choices = scores if bias is None else scores + bias.float()
         if check_nan == "sync":
@@ -142,11 +147,12 @@ def _in_best_groups(choices: Tensor, rule: RoutingRule) -> Tensor:
 
 def _check_shapes(scores: Tensor, rule: RoutingRule, bias: Tensor | None) -> None:
     if scores.ndim != 2 or scores.dtype != torch.float32:
-        found = f"{str(scores.dtype).removeprefix('torch.')} {list(scores.shape)}"
-        raise RoutingError(f"scores are {found}: expected fp32 [tokens, experts]")
+        raise RoutingError(f"scores are {_kind(scores)}: expected fp32 [tokens, experts]")
     experts = scores.shape[1]
     if bias is not None and bias.shape != (experts,):
         raise RoutingError(f"bias is {list(bias.shape)}: expected [{experts}], one for each expert")
+    if bias is not None and bias.device != scores.device:
+        raise RoutingError(f"bias is on {bias.device}, scores on {scores.device}: put both on one device")
     if experts % rule.groups:
         raise RoutingError(f"{experts} experts in {rule.groups} groups: groups are of one size")
     size = experts // rule.groups
@@ -157,3 +163,13 @@ def _check_shapes(scores: Tensor, rule: RoutingRule, bias: Tensor | None) -> Non
             f"top_k = {rule.top_k}, but {rule.top_groups} of {rule.groups} groups of {size} leave"
             f" {size * rule.top_groups} experts to choose from: an expert outside would be taken"
         )
+
+
+def _check_mode(check_nan: str) -> None:
+    """A word that is not known must not mean "off"."""
+    if check_nan not in get_args(CheckNan):
+        raise RoutingError(f"check_nan = {check_nan!r}: expected one of {list(get_args(CheckNan))}")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -42,6 +42,7 @@ SINGLE_BLOCK_LIMITS = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 
 """(rows up to, row length below): where CUDA's topk gives a row to one block. PyTorch with CUDA 11.6 or newer."""
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+SCORE_DTYPES = tuple(_BITS)
 _INDEX_BITS = 32
 
 

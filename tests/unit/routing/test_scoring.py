@@ -156,7 +156,7 @@ SCORES = torch.zeros(2, 8)
         (lambda: route_scores(SCORES, RoutingRule(top_k=9)), r"top_k = 9, but 1 of 1 groups of 8 leave 8"),
         (lambda: route_scores(SCORES, RoutingRule(top_k=1), bias=torch.zeros(2)), r"bias is \[2\]: expected \[8\]"),
         (lambda: route_scores(SCORES.bfloat16(), RoutingRule(top_k=1)), r"bfloat16 \[2, 8\]: expected fp32"),
-        (lambda: route(SCORES[0], RoutingRule(top_k=1)), r"logits are \[8\]"),
+        (lambda: route(SCORES[0], RoutingRule(top_k=1)), r"logits are float32 \[8\]"),
         (
             lambda: route_scores(SCORES, RoutingRule(top_k=1), bias=torch.tensor([0.0] * 7 + [-float("inf")])),
             r"choices\[0, 7\] is -inf \(token 0, expert 7; 2 in all\)",
