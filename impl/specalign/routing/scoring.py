@@ -67,6 +67,9 @@ class RoutingRule:
     order: Order = "sorted"
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "groups", "top_groups", "best_in_group"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+                raise RoutingError(f"{name} = {getattr(self, name)!r}: expected a whole number")
         if self.top_k < 0 or self.best_in_group < 1 or not 1 <= self.top_groups <= self.groups:
             numbers = (
                 f"top_k = {self.top_k}, best_in_group = {self.best_in_group}, top_groups = {self.top_groups} of {self.groups}"

@@ -146,6 +146,8 @@ def test_routers_get_back_what_they_had_even_if_a_resource_does_not_close() -> N
         (lambda: route(scores(0), RoutingRule(top_k=1), check_nan="sink"), "check_nan = 'sink'"),  # type: ignore[arg-type]
         (lambda: route_scores(scores(0), RoutingRule(top_k=1), check_nan="sink"), "check_nan = 'sink'"),  # type: ignore[arg-type]
         (lambda: RoutingRule(top_k=1, scale=float("nan")), "scale = nan"),
+        (lambda: RoutingRule(top_k=2.0), r"top_k = 2\.0"),  # type: ignore[arg-type]
+        (lambda: RoutingRule(top_k=2, groups=2.0), r"groups = 2\.0"),  # type: ignore[arg-type]
         (lambda: RoutingRule(top_k=1, scale=float("inf")), "scale = inf"),
         (
             lambda: route(scores(0), RoutingRule(top_k=1), bias=torch.zeros(EXPERTS, device="meta")),

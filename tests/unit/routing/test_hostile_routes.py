@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from specalign.routing import reference  # noqa: E402
-from specalign.routing.checks import PENDING, PendingChecks, raise_pending  # noqa: E402
+from specalign.routing.checks import PENDING, PendingChecks, check_reference, raise_pending  # noqa: E402
 from specalign.routing.errors import RoutingError  # noqa: E402
-from specalign.routing.faults import NO_FAULT  # noqa: E402
+from specalign.routing.faults import NO_FAULT, Checked  # noqa: E402
 from specalign.routing.layout import ReceiveLayout  # noqa: E402
 from specalign.routing.routes import (  # noqa: E402
     Experts,
@@ -22,6 +24,7 @@ from specalign.routing.routes import (  # noqa: E402
     scatter_quantize,
     scatter_routes,
 )
+from tests.unit.dump.interpreter import run_interpreted  # noqa: E402
 
 TOKENS = torch.arange(1.0, 385.0).view(3, 128)
 ROWS = torch.arange(1.0, 769.0).view(6, 128)
@@ -169,3 +172,43 @@ def test_the_reference_rounds_once_at_every_width(width: int) -> None:
     rows, weights = torch.ones(4, width), torch.tensor([[1.0, 5237765 * 2.0**-54]]).repeat(2, 1)
     rows[1::2] = 205.0
     assert (reference.gather_reference(rows, torch.arange(4).view(2, 2), weights) == 1.0 + 2.0**-23).all()
+
+
+# The Triton checks.
+
+
+def test_the_checks_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__), at_least=3)
+
+
+def broken(rng: random.Random) -> Checked:
+    """A layout's positions, counts and rows, with up to two of them changed."""
+    tokens, slots, experts, alignment = rng.randint(0, 5), rng.randint(0, 3), rng.randint(1, 4), rng.choice([1, 4, 128])
+    ids = torch.tensor([rng.randrange(-1, experts) for _ in range(tokens * slots)], dtype=torch.int64).view(tokens, slots)
+    layout = ReceiveLayout(ids, torch.ones(tokens, slots), num_experts=experts, alignment=128 if alignment == 128 else 1)
+    place, counts, num_rows = layout.positions.clone(), layout.counts.clone(), layout.num_rows
+    for _ in range(rng.randint(0, 2)):
+        what = rng.randrange(3)
+        if what == 0 and place.numel():
+            place[rng.randrange(tokens), rng.randrange(slots)] = rng.choice([-7, -1, 0, 1, 2, num_rows, 2**31 + 5])
+        elif what == 1:
+            counts[rng.randrange(experts)] += rng.choice([-4, -1, 1, 3, 200])
+        else:
+            num_rows = max(0, num_rows + rng.choice([-3, -1, 5]))
+    return Checked(place, num_rows, ids, counts, Experts(ids, counts, alignment).offsets(), alignment)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def interpreted_kernel_and_reference_find_the_same_fault(seed: int) -> None:
+    from specalign.routing.check_kernels import check_triton
+
+    rng, codes = random.Random(seed), set()
+    for _ in range(40):
+        checked = broken(rng)
+        (fault, owners), (wanted, wanted_owners) = check_triton(checked), check_reference(checked)
+        assert int(fault) == int(wanted), checked
+        assert torch.equal(owners, wanted_owners), checked
+        codes.add(int(fault) % 8)
+        if int(fault) != NO_FAULT:
+            checked.describe(int(fault))
+    assert {1, 3, 5, 6, 7} <= codes  # and 7, the last digit of no fault
