@@ -26,6 +26,8 @@ _INT32_MAX = torch.iinfo(torch.int32).max
 class ReceiveLayout:
     """Where the routes of T tokens with k slots go among E local experts. All tensors are on the device of the ids.
 
+    Nothing in it may be written to: `Permute` and `Combine` trust it, and do not look again.
+
     Attributes:
         num_experts: E, the experts on this rank.
         alignment: 1 or 128.

@@ -8,7 +8,7 @@ ids, what is kept is a checked copy, what was used is counted, and where ids are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,6 +82,7 @@ class RoutingReplay:
         """Forget all ids. Raises `RoutingError` in a pass."""
         self._need_idle("ids are cleared")
         self._kept.clear()
+        self._served.clear()
         self._cursors = None
 
     def begin(
@@ -119,7 +120,6 @@ class RoutingReplay:
             )
         self._cursors = None if mode == "live" else Cursors(self.name, microbatches, recomputations, backward_order)
         self._scores = ScoreMarks(self.name, compare=compare_scores and recomputations > 0)
-        self._served = {}
         self._mode = mode
 
     def end(self) -> None:
@@ -186,6 +186,11 @@ class RoutingReplay:
         return self._record(
             scores, self._cursors, lambda live: compute(live, topk, num_groups=num_groups, group_topk=group_topk)[1]
         )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._mode != "idle":
+            raise RoutingError(f"{self.name} was to be copied or pickled in a pass: nobody would count what the copy uses")
+        return super().__reduce_ex__(protocol)
 
     def _record(self, scores: Tensor, cursors: Cursors, choose: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         at = cursors.next_forward()

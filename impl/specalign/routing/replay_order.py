@@ -12,7 +12,7 @@ from specalign.routing.errors import RoutingError
 from specalign.routing.replay_rollout import RolloutRoutes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenOrder:
     """Which token each row of a microbatch is.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,42 @@ def test_counts_of_a_pass_are_whole_numbers(options: Any) -> None:
     with pytest.raises(RoutingError, match="is no whole number"):
         one.begin("record", **options)
     assert one.mode == "idle"
+
+
+def test_a_replay_is_copied_between_passes_only() -> None:
+    one = replay()
+    one.add(ids(0))
+    one.begin("replay", microbatches=1)
+    with pytest.raises(RoutingError, match="copied or pickled in a pass"):
+        copy.deepcopy(one)
+    ask(one, scores(0))
+    one.end()
+    assert torch.equal(copy.deepcopy(one).recorded[0], one.recorded[0])
+
+
+class Changing:
+    """Other ids at each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def materialize(self, stage: Any) -> Tensor:
+        self.calls += 1
+        return ids(self.calls)
+
+
+def test_lazy_ids_are_the_same_from_pass_to_pass() -> None:
+    one = replay()
+    one.add(Changing())
+    one.begin("replay", microbatches=1)
+    ask(one, scores(0))
+    one.end()
+    one.begin("replay", microbatches=1)
+    with pytest.raises(RoutingError, match="microbatch 0: Changing gave other ids for replay forward than before"):
+        ask(one, scores(0))
+    one.abandon()
+    one.clear()
+    one.add(Changing())  # another microbatch 0
 
 
 class TopKRouter(nn.Module):
