@@ -74,25 +74,6 @@ def check_device(name: str, tensor: Tensor, like: Tensor) -> None:
         raise RoutingError(f"{name}: on {tensor.device}, and the rest is on {like.device}: move one of them")
 
 
-def check_padding(padding_rows: Tensor, like: Tensor) -> None:
-    """Raises `RoutingError` unless `padding_rows` is int64 `[P]` on the device of `like`."""
-    if padding_rows.ndim != 1 or padding_rows.dtype != torch.int64:
-        raise RoutingError(f"padding_rows: {_said(padding_rows)}, and they are int64 [rows], the numbers of the rows")
-    check_device("padding_rows", padding_rows, like)
-
-
-def check_experts(ids: Tensor, counts: Tensor, alignment: int, positions: Tensor) -> None:
-    """Raises `RoutingError` unless `ids` is int32 or int64 of the shape of `positions`, `counts` int64 `[E]`, alignment >= 1."""
-    if ids.dtype not in INDEX_DTYPES or ids.shape != positions.shape:
-        raise RoutingError(f"expert ids: {_said(ids)}, and they are int32 or int64 {list(positions.shape)}, as the positions are")
-    if counts.dtype != torch.int64 or counts.ndim != 1:
-        raise RoutingError(f"counts: {_said(counts)}, and they are int64 [experts]")
-    if alignment < 1:
-        raise RoutingError(f"alignment={alignment}: at least 1")
-    check_device("expert ids", ids, positions)
-    check_device("counts", counts, positions)
-
-
 def check_groups(rows: Tensor) -> None:
     """Raises `RoutingError` unless the columns divide into groups of 128."""
     if rows.shape[1] % GROUP:

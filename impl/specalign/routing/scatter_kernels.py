@@ -53,7 +53,7 @@ def write_blank(blanks, result, which, WIDTH: tl.constexpr, LISTED: tl.constexpr
     if LISTED:
         row = tl.load(blanks + which).to(tl.int64)
     else:
-        row = tl.where(tl.load(blanks + which) == NOBODY, which, -1)
+        row = tl.where(tl.load(blanks + which) == NOBODY, which, -1).to(tl.int64)
     zeros = tl.zeros((BLOCK,), dtype=result.dtype.element_ty)
     columns = tl.arange(0, BLOCK)
     for begin in range(tl.program_id(1) * BLOCK, WIDTH, PARTS * BLOCK):
