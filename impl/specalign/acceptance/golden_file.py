@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,8 @@ from typing import Any, Final
 from specalign.acceptance.errors import AcceptanceError
 from specalign.acceptance.metrics import Interval
 from specalign.acceptance.rounds import PromptRounds, Round
-from specalign.acceptance.table import DEAD, Table
-from specalign.layer_ids.files import InputError, read_json_object, shown
+from specalign.acceptance.table import DEAD, RIGHT, Table
+from specalign.layer_ids.files import InputError, quoted, read_json_object, shown
 from specalign.layer_ids.rewrite import write_text_atomically
 
 SCHEMA: Final = "specalign.acceptance-golden/1"
@@ -107,7 +108,7 @@ def read_golden(path: Path) -> AcceptanceGolden:
         raise AcceptanceError(f"{where}: its schema is {found.get('schema')!r}, and a golden of acceptance has {SCHEMA!r}")
     try:
         return _golden(found)
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"
         raise AcceptanceError(f"{where} is no golden that was written here ({what}): measure and write it again") from error
 
@@ -118,37 +119,68 @@ def _golden(found: Mapping[str, Any]) -> AcceptanceGolden:
     )
     rows = tuple(
         KnownRow(
-            str(row["name"]), _flag(row["fault"]), _interval(row["length"]), tuple(_number(rate) for rate in row["per_position"])
+            _text(row["name"]), _flag(row["fault"]), _interval(row["length"]), tuple(_share(rate) for rate in row["per_position"])
         )
         for row in found["rows"]
     )
     pair = {str(key): str(value) for key, value in found["pair"].items()}
     golden = AcceptanceGolden(pair, _whole(found["depth"]), _whole(found["new_tokens"]), counts, rows)
+    _require_a_run(golden)
+    return golden
+
+
+def _require_a_run(golden: AcceptanceGolden) -> None:
+    """Raises `ValueError` for what no run gives. A round deeper than the chain would also be walked position by position."""
+    names = [row.name for row in golden.rows]
+    if names[0] != RIGHT or len(set(names)) != len(names):
+        raise ValueError(f"its rows are {', '.join(names)}: {RIGHT!r} comes first, and each once")
     if not golden.dead.length.high < golden.rows[0].length.value:
         raise ValueError("its dead control is no worse than the right way")
-    return golden
+    if golden.depth < 1 or golden.new_tokens < 1:
+        raise ValueError(f"a depth of {golden.depth} and {golden.new_tokens} new tokens: each is 1 at least")
+    # A loop stops at so many tokens, and its last round may have begun one before that.
+    most = golden.new_tokens + golden.depth
+    for prompt in golden.counts:
+        deepest = max((item.proposed for item in prompt.rounds), default=0)
+        if deepest > golden.depth:
+            raise ValueError(f"prompt {prompt.name!r} has a round of {deepest} drafts, and chains have {golden.depth}")
+        if prompt.tokens >= most:
+            raise ValueError(f"prompt {prompt.name!r} gained {prompt.tokens} tokens, and {golden.new_tokens} were wanted")
 
 
 def _interval(found: Mapping[str, Any]) -> Interval:
     interval = Interval(*(_number(found[name]) for name in ("value", "low", "high")))
-    if not interval.low <= interval.value <= interval.high:
+    if not 0 <= interval.low <= interval.value <= interval.high < math.inf:
         raise ValueError(f"{interval} is no interval")
     return interval
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{quoted(value)} is no whole number")
     return value
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{quoted(value)} is neither true nor false")
     return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{quoted(value)} is no text")
+    return value
+
+
+def _share(value: Any) -> float:
+    share = _number(value)
+    if not 0 <= share <= 1:
+        raise ValueError(f"{share} is no share of rounds")
+    return share
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{quoted(value)} is no number")
     return float(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ def changed(golden: AcceptanceGolden, path: Path, change: Callable[[dict[str, An
         lambda d: d["counts"].update(p0=[[4, True, 2]]),
         lambda d: d["counts"].update(p0=[[4, 1]]),
         lambda d: d["counts"].update(p0=7),
+        lambda d: d["counts"].update(p0=[[10**30, 0, 1]]),  # the gate would walk its positions one by one
+        lambda d: d["counts"].update(p0=[[5, 0, 1]]),
+        lambda d: d["counts"].update(p0=[[4, 4, 5]] * 14),
+        lambda d: d.update(depth=0),
+        lambda d: d.update(new_tokens=0),
+        lambda d: d["rows"][0]["length"].update(high=10**400),
+        lambda d: d["rows"][0]["length"].update(high=math.inf),
+        lambda d: d["rows"][-1]["length"].update(low=-1.0),
+        lambda d: d["rows"][0].update(per_position=[math.nan]),
+        lambda d: d["rows"][0].update(per_position=[7]),
+        lambda d: d["rows"][0].update(name="ids +1"),
+        lambda d: d["rows"][1].update(name=[]),
+        lambda d: d["rows"].append(d["rows"][-1]),
     ],
 )
 def test_what_no_run_gives_is_one_error(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:

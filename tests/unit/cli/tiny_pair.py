@@ -69,7 +69,9 @@ def golden_by_hand(table: Table, pair: Mapping[str, str]) -> AcceptanceGolden:
 def better_golden(golden: AcceptanceGolden) -> AcceptanceGolden:
     """The same pair, had it accepted every draft."""
     all_right = tuple(
-        PromptRounds(item.name, (Round(golden.depth, golden.depth, golden.depth + 1),) * max(1, len(item.rounds) // 3))
+        PromptRounds(
+            item.name, (Round(golden.depth, golden.depth, golden.depth + 1),) * max(1, item.tokens // (golden.depth + 1))
+        )
         for item in golden.counts
     )
     return dataclasses.replace(golden, counts=all_right)
