@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +17,7 @@ from specalign.acceptance.served_gate import format_served_verdict, judge_served
 from specalign.cli.pair import add_pair_arguments, load_pair, parse_convention
 from specalign.cli.progress import progress_line
 from specalign.integrations.pair import Pair, described, measure_pair
-from specalign.layer_ids.files import InputError
+from specalign.layer_ids.files import InputError, shown
 from specalign.layer_ids.rewrite import write_text_atomically
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 EXIT_CODES: Final = (
     "0: measured, with --table every fault is told apart, with --gate nothing dropped; 1: not so; 2: unusable input"
 )
+
+
+_OF_A_PAIR: Final[Mapping[str, object]] = {
+    "convention": None, "limit": None, "new_tokens": 64, "depth": 4, "loop_prompts": 8, "device": "cpu", "dtype": "float32",
+}  # fmt: skip
+"""Options that say how a pair is measured, and their defaults."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +77,8 @@ def _served(args: argparse.Namespace) -> int:
         raise InputError(
             "--from-log stands alone or with --gate: it reads what an engine measured, so there is no pair to measure"
         )
+    if extra := [f"--{name.replace('_', '-')}" for name, value in _OF_A_PAIR.items() if getattr(args, name) != value]:
+        raise InputError(f"--from-log takes no {', '.join(extra)}: the engine was served with its own settings")
     if len(args.from_log) > 2:
         raise InputError(f"--from-log takes one source, or two scrapes: {len(args.from_log)} came")
     golden = None if args.gate is None else read_golden(args.gate)
@@ -103,8 +113,12 @@ def _measured(args: argparse.Namespace) -> int:
     for name in ("new_tokens", "depth"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
+    if args.loop_prompts < 0:
+        raise InputError(f"--loop-prompts {args.loop_prompts}: 0 for none, or a number of prompts")
     if args.write_golden is not None and not args.table:
         raise InputError("--write-golden needs --table: a golden knows what each fault costs")
+    for option in ("json", "html", "write_golden"):
+        _require_place(f"--{option.replace('_', '-')}", getattr(args, option))
     golden = None if args.gate is None else read_golden(args.gate)
     pair = load_pair(args, new_tokens=args.new_tokens)
     identity = pair.identity()
@@ -121,6 +135,8 @@ def _measured(args: argparse.Namespace) -> int:
     code = 0 if measured.ok and (verdict is None or verdict.ok) else 1
     if args.json is not None and str(args.json) == "-":
         sys.stdout.write(format_json(measured))
+        if verdict is not None:
+            print(format_verdict(verdict), file=sys.stderr)
         return code
     if args.json is not None:
         write_text_atomically(format_json(measured), args.json)
@@ -130,6 +146,14 @@ def _measured(args: argparse.Namespace) -> int:
     if verdict is not None:
         print(format_verdict(verdict))
     return code
+
+
+def _require_place(option: str, path: Path | None) -> None:
+    """Raises `InputError` for a file that cannot be written: told before minutes of measuring, not after."""
+    if path is None or (option == "--json" and str(path) == "-"):
+        return
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"{option} {shown(path)}: cannot be written: give a file in a folder that is there and may be written")
 
 
 def _table(args: argparse.Namespace, pair: Pair) -> Measured:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from specalign.acceptance.prompts import Prompt
 from specalign.acceptance.table import Table
 from specalign.layer_ids import Convention
-from specalign.layer_ids.files import InputError, shown
+from specalign.layer_ids.files import InputError, is_there, shown
 from specalign.layer_ids.load import LoadedDraft, load_draft
+from specalign.layer_ids.sources import locate
 
 if TYPE_CHECKING:
     from specalign.draft import Eagle3Head
@@ -72,8 +73,8 @@ def load_pair(
     """Load everything.
 
     Args:
-        target: a folder of transformers, or a .gguf file.
-        draft: the folder of an EAGLE3 head.
+        target: a folder of transformers, a .gguf file, or a repository id in the Hugging Face cache.
+        draft: the folder of an EAGLE3 head, or such an id.
         prompts: as `specalign.acceptance.read_prompts` gives them.
         new_tokens: of an answer between two turns of a prompt.
         device: as torch names it.
@@ -100,13 +101,18 @@ def load_pair(
     spec = load_draft(str(draft))
     kind = getattr(torch, dtype)
     try:
-        model, tokenizer = load_target(Path(target), device=device, dtype=kind)
+        torch.zeros((), device=device).item()
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        raise InputError(f"device {device!r} cannot be used: {_one_line(error)}; give one that this machine has") from error
+    try:
+        model, tokenizer = load_target(_place(target), device=device, dtype=kind)
         head = load_eagle3(
             spec.config.parent, borrowed=model.borrowed, dtype=kind, device=device, model_vocab_size=model.vocab_size
         )
         tokens = prompt_tokens(model, tokenizer, prompts, new_tokens=new_tokens)
     except (DraftError, RuntimeError) as error:
-        raise InputError(str(error)) from error
+        raise InputError(_one_line(error)) from error
+    _require_finite(head, described(draft))
     environment = {
         "torch": torch.__version__, "transformers": transformers.__version__, "device": _device(device), "dtype": dtype,
         "threads": str(torch.get_num_threads()), "python": sys.version.split()[0],
@@ -148,6 +154,23 @@ def measure_pair(
 def described(path: Path | str) -> str:
     """A path as a report names it: its last part."""
     return shown(Path(path).name or str(path))
+
+
+def _place(target: Path | str) -> Path:
+    """A path that is there as it is; else the folder that a repository id has in the Hugging Face cache."""
+    path = Path(target)
+    return path if is_there(path) else locate(str(target)).config.parent
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _require_finite(head: Eagle3Head, name: str) -> None:
+    """Raises `InputError` for weights that are NaN or infinite: their drafts are all one token, and the run looks dead."""
+    for key, value in (*head.named_parameters(), *head.named_buffers()):
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise InputError(f"{name}: the weight {key} holds NaN or infinity; was it trained, or stored, in too small a dtype?")
 
 
 def _device(name: str) -> str:

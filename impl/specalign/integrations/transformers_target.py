@@ -126,7 +126,7 @@ def load_target(place: Path, *, device: str = "cpu", dtype: torch.dtype = torch.
     """A target and its tokenizer from a folder of transformers, a `.gguf` file, or a folder with exactly one.
 
     Raises:
-        InputError: nothing there that transformers loads.
+        InputError: nothing there that transformers loads, or weights are missing: transformers would draw them at random.
     """
     more: dict[str, str] = {}
     folder = place
@@ -137,11 +137,18 @@ def load_target(place: Path, *, device: str = "cpu", dtype: torch.dtype = torch.
         if len(found) != 1:
             raise InputError(f"{shown(place)}: no config.json, and {len(found)} .gguf files: give a model's folder, or one file")
         more = {"gguf_file": found[0].name}
+    loader: Any = AutoModelForCausalLM
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **more)
+        model, told = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True, **more)
         tokenizer = AutoTokenizer.from_pretrained(folder, **more)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise InputError(f"{shown(place)}: transformers cannot load a causal model there: {error}") from error
+    except Exception as error:  # damaged files end in errors of safetensors, of dataclasses, in a division by zero, …
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        raise InputError(f"{shown(place)}: transformers cannot load a causal model there: {what}") from error
+    if missing := sorted(told["missing_keys"]):
+        raise InputError(
+            f"{shown(place)}: {len(missing)} weights are missing, first {missing[0]}, and random ones would stand there; does"
+            " config.json belong to these weights?"
+        )
     return TransformersTarget(model.to(device)), tokenizer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,10 @@ def prompt_tokens(target: Target, tokenizer: Any, prompts: Sequence[Prompt], *, 
         Token ids by name; the turns of one prompt as `name/1`, `name/2`, ….
 
     Raises:
-        DraftError: several turns and no chat template.
+        DraftError: several turns and no chat template, one that fails, or two prompts whose turns have one name.
     """
     found: dict[str, list[int]] = {}
+    _require_own_names(prompts)
     said: dict[str, list[dict[str, str]]] = {prompt.name: [] for prompt in prompts}
     for turn in range(max((len(prompt.turns) for prompt in prompts), default=0)):
         here = [prompt for prompt in prompts if len(prompt.turns) > turn]
@@ -40,6 +42,18 @@ def prompt_tokens(target: Target, tokenizer: Any, prompts: Sequence[Prompt], *, 
     return found
 
 
+def _require_own_names(prompts: Sequence[Prompt]) -> None:
+    """Raises `DraftError` where turns of two prompts end up under one name: "x/1", and the first turn of "x"."""
+    told = Counter(
+        prompt.name if len(prompt.turns) == 1 else f"{prompt.name}/{turn}"
+        for prompt in prompts
+        for turn in range(1, len(prompt.turns) + 1)
+    )
+    twice = next((name for name, times in told.items() if times > 1), None)
+    if twice is not None:
+        raise DraftError(f"two prompts, or turns of prompts, are named {twice!r}: one would be lost; rename one")
+
+
 def _alone(prompts: Sequence[Prompt], name: str) -> bool:
     return next(len(prompt.turns) for prompt in prompts if prompt.name == name) == 1
 
@@ -50,5 +64,9 @@ def _tokens(tokenizer: Any, prompt: Prompt, before: Sequence[Mapping[str, str]],
             raise DraftError(f"{prompt.name} has {len(prompt.turns)} turns, and the target's tokenizer has no chat template")
         return [int(token) for token in tokenizer(prompt.turns[0])["input_ids"]]
     talk = [*before, {"role": "user", "content": prompt.turns[turn]}]
-    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of the model's owner, and may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise DraftError(f"{prompt.name}: the chat template of the target's tokenizer failed ({what})") from error
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
