@@ -93,6 +93,8 @@ class AcceptanceGate:
         __tracebackhide__ = True
         self.count += 1
         path = self._path(name)
+        if not isinstance(served, _library("served_result").Served):
+            pytest.fail(f"acceptance {name!r}: check_served takes what read_served gives, and got {type(served).__name__}")
         if not path.exists():
             self._missing(name, path, "make it of a measured table first: acceptance_gate.check, or specalign acceptance --table")
         room = _library("served_gate")
@@ -234,6 +236,8 @@ def _asked(
     depth, new_tokens = (depth, new_tokens) if table is None else (table.depth, table.new_tokens)
     if depth is None or new_tokens is None:
         raise _error("rounds alone do not say how they were made: give depth=… and new_tokens=…")
+    if not isinstance(pair, Mapping | None):
+        raise _error(f"pair is a mapping of texts, such as Pair.identity() gives, and not {type(pair).__name__}")
     if not pair:
         raise _error("pair says what was measured, and is empty: nothing would tell another pair")
     return _Asked(name, path, table, counts, {str(key): str(value) for key, value in pair.items()}, depth, new_tokens)

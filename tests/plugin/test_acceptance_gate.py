@@ -243,3 +243,19 @@ def test_it_lies_below_the_folder_that_is_given(run: Run, write: Path, pytester:
     body(write, hold())
     run("--specalign-golden=new", "--specalign-golden-dir=kept").assert_outcomes(passed=1)
     assert (pytester.path / "kept" / "sub" / "A%2F1.acceptance-golden.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("check('A/1', TABLE, pair=['t'])", "pair is a mapping of texts*and not list"),
+        ("check('A/1', TABLE, pair='t')", "pair is a mapping of texts*and not str"),
+        ("check_served('A/1', 'http://localhost:8000/metrics')", "check_served takes what read_served gives, and got str"),
+        ("check_served('A/1', TABLE)", "check_served takes what read_served gives, and got Table"),
+    ],
+)
+def test_what_is_no_pair_and_no_figures_is_one_line(run: Run, kept: Path, call: str, message: str) -> None:
+    body(kept, f"acceptance_gate.{call}")
+    result = run()
+    result.stdout.fnmatch_lines([f"E*Failed: acceptance 'A/1': {message}*"])
+    assert "AttributeError" not in result.stdout.str()

@@ -134,6 +134,12 @@ def served_between(first: Scrape, second: Scrape) -> Served:
             raise AcceptanceError(f"{restarted} was {value:.3f} and is {after[series]:.3f}; scrape one server twice")
         if after[series] < value:
             raise AcceptanceError(f"{restarted} went from {value:g} back to {after[series]:g}; scrape one server twice")
+    for item in first.samples:
+        if item.name == "sglang:spec_num_steps" and after.get(item.series, item.value) != item.value:
+            raise AcceptanceError(
+                f"{where}: {quoted(item.series)} was {item.value:g} and is {after[item.series]:g}: chains of two depths are in"
+                " between; scrape again"
+            )
     # The gauge of a length is of the last interval only, and that may have begun before the first scrape.
     samples = [
         dataclasses.replace(item, value=item.value - before.get(item.series, 0)) if item.name in _COUNTERS else item
@@ -214,7 +220,8 @@ def _vllm(scrape: Scrape) -> Served:
     )
     if full:
         return found
-    note = f"rounds proposed {proposed / rounds:.2f} drafts on average and {k} at most, so what reached a position is not known"
+    most = f" and {k} at most" if k else ""
+    note = f"rounds proposed {proposed / rounds:.2f} drafts on average{most}, so what reached a position is not known"
     return dataclasses.replace(found, notes=(*found.notes, note))
 
 

@@ -58,7 +58,9 @@ def kind(value: object) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, str):
         return f"the text {quoted(value)}" if value.strip() else "a text without characters"
-    return "null" if value is None else str(value).lower()
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else quoted(value)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -15,9 +15,9 @@ from specalign.layer_ids.files import InputError
 def add_pair_arguments(parser: argparse.ArgumentParser, *, required: bool, limit: int | None) -> None:
     """Options of a pair and its prompts."""
     parser.add_argument(
-        "--target", type=Path, required=required, metavar="PATH", help="a folder of transformers, or a .gguf file"
+        "--target", type=Path, required=required, metavar="PATH", help="a folder of transformers, a .gguf file, or a cached id"
     )
-    parser.add_argument("--draft", required=required, metavar="PATH", help="the folder of an EAGLE3 head")
+    parser.add_argument("--draft", required=required, metavar="PATH", help="the folder of an EAGLE3 head, or a cached id")
     parser.add_argument("--prompts", type=Path, required=required, metavar="FILE", help="MT-Bench, HumanEval or plain JSONL")
     parser.add_argument(
         "--limit", type=int, default=limit, metavar="N", help=f"take the first N prompts (default: {limit or 'all'})"

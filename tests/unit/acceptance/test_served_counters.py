@@ -241,3 +241,25 @@ def test_any_scrape_is_read_or_refused_and_nothing_else_happens(served: Callable
         assert str(error).isprintable()  # noqa: PT017
         return
     assert 1 <= found.low <= found.high
+
+
+def test_chains_of_two_depths_between_two_scrapes_are_refused(scrape: Callable[[str], Scrape]) -> None:
+    """The bound above comes of the depth: with the later, shorter one it would be too low for what the longer ones gained."""
+    first = re.sub(r"(?m)^(sglang:(?!spec_)\w+_total.*|sglang:spec_verify\w+.*) \S+$", r"\1 0.0", SGLANG)
+    assert served_between(scrape(first), scrape(SGLANG)).rounds
+    deeper = re.sub(r"(?m)^(sglang:spec_num_steps.*) \S+$", r"\1 7.0", first)
+    assert deeper != first
+    with pytest.raises(AcceptanceError, match="chains of two depths"):
+        served_between(scrape(deeper), scrape(SGLANG))
+
+
+def test_no_number_of_positions_is_made_up(served: Callable[[str], Served]) -> None:
+    counts = {"drafts": 100, "draft_tokens": 400, "accepted_tokens": 150}
+    found = served("".join(f"vllm:spec_decode_num_{name}_total {value}\n" for name, value in counts.items()))
+    assert any("4.00 drafts on average, so" in note for note in found.notes)
+
+
+def test_a_number_of_thousands_of_digits_is_shortened(served: Callable[[str], Served]) -> None:
+    with pytest.raises(AcceptanceError) as told:
+        served('{"meta_info": {"completion_tokens": ' + "9" * 4000 + "}}")
+    assert len(str(told.value)) < 500
