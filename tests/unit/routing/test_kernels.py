@@ -69,7 +69,10 @@ def narrow_offsets(code: ast.FunctionDef | list[ast.stmt]) -> list[str]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and ast.unparse(node.right) in WIDE:
             name = ast.unparse(node.left).split("[")[0]
             values = made.get(name, [])
-            wide = [".to(tl.int64)" in value or value.split(" ")[0] in {"which", *sums} or value.startswith("write_blank(") for value in values]
+            wide = [
+                ".to(tl.int64)" in value or value.split(" ")[0] in {"which", *sums} or value.startswith("write_blank(")
+                for value in values
+            ]
             if values and not all(wide):
                 found.append(ast.unparse(node))
     return found
